@@ -83,7 +83,8 @@ libraries and comparisons of ours with ours are in separate tables; a peer that 
   of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
 - nanoGPT and gpt-fast are their public model files with our weights, compiled; versions are the beginning of the
   SHA-256 of the file. On the H200 the rows in fp8, BigBird, Multi30k, idle time, memory and growth are of an earlier
-  run; all others are of one run.
+  run; all others are of one run. On the CPU the training rows and GPT-2 are of an earlier run, whose versions of
+  peers are not recorded.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
   skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
   weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).
