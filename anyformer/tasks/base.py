@@ -6,11 +6,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
-from anyformer.conventions import PLAIN, SEEN
+from anyformer.conventions import IGNORE, PLAIN, SEEN
 from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
@@ -18,6 +19,7 @@ from anyformer.data.media import MediaStore
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
@@ -209,3 +211,9 @@ def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.devic
         total += float(loss)
         count += batch.target_count
     return total, count
+
+
+def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-probability of each label [..., t] under logits [b, t, v], at least in fp32; 0 for IGNORE."""
+    each = F.cross_entropy(at_least_fp32(logits.flatten(0, 1)), labels.flatten(), ignore_index=IGNORE, reduction="none")
+    return -each.view(labels.shape)

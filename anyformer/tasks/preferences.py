@@ -20,7 +20,7 @@ from anyformer.data.readers import Encode, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Padded, Preferences
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, bad_row_notes, call
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, bad_row_notes, call, token_log_probabilities
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 
@@ -91,6 +91,5 @@ class Preferring(SequenceToSequence):
 
 
 def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-probabilities [b, 2] of two answers, from logits [2b, t, v] and labels [b, 2, t], in fp32."""
-    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="none")
-    return -each.view(labels.shape).sum(dim=-1)  # [b, 2, t] -> [b, 2]
+    """Return the log-probabilities [b, 2] of two answers, from logits [2b, t, v] and labels [b, 2, t]."""
+    return token_log_probabilities(logits, labels).sum(dim=-1)  # [b, 2, t] -> [b, 2]

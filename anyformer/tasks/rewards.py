@@ -15,7 +15,6 @@ from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from anyformer.attention.padding import pad_rows
 from anyformer.config import ModelConfig
@@ -28,12 +27,11 @@ from anyformer.decoding.generate import run_sampling
 from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Sampling
-from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, ExactReward, Padded, PrefixReward, Reward, Rewards
 from anyformer.tasks.answer_budgets import answer_budget
-from anyformer.tasks.base import Metrics, call, ending_ids
+from anyformer.tasks.base import Metrics, call, ending_ids, token_log_probabilities
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 FROM_MODEL = Sampling(temperature=1.0)  # the model's own distribution, which the ratio refers to
@@ -172,9 +170,3 @@ def advantages(rewards: Tensor, divide: bool) -> Tensor:
 def until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
     """Return ids up to the first that ends an answer, this one included."""
     return ids[: next((i for i, id in enumerate(ids, 1) if id in ends), len(ids))]
-
-
-def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-probability of each label [b, t] under logits [b, t, v], at least in fp32; 0 for IGNORE."""
-    each = F.cross_entropy(at_least_fp32(logits.flatten(0, 1)), labels.flatten(), ignore_index=IGNORE, reduction="none")
-    return -each.view(labels.shape)

@@ -15,7 +15,8 @@ from anyformer.data.batch import Batch, SampledAnswers
 from anyformer.data.loader import Cursor
 from anyformer.recipe import Data, ExactReward, Padded, PrefixReward, Recipe, ReverseDigits, Rewards
 from anyformer.run import load
-from anyformer.tasks.rewards import RewardedAnswers, advantages, reward, token_log_probabilities, until_end
+from anyformer.tasks.base import token_log_probabilities
+from anyformer.tasks.rewards import RewardedAnswers, advantages, reward, until_end
 from anyformer.training.job import Job
 from anyformer.training.parallel import Ranks
 from anyformer.training.prepare import prepare
