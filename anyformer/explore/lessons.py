@@ -161,7 +161,7 @@ class OpenLesson:
         words, most = self.lesson.text.split(), passes_allowed(self._trace())
         if len(words) > most:
             raise ConfigError(
-                [Fault("text", f"{len(words)} words take as many passes, and {most} are allowed: shorten it")]
+                [Fault("text", f"{len(words)} words take one pass each, and {most} passes are allowed: shorten it")]
             )
         for i, word in enumerate(words):
             text = " ".join(words[:i] + words[i + 1 :])

@@ -1,6 +1,6 @@
 """Linear layers of int8 weights on Arm CPUs with dot products (asimddp), by a kernel in C: `int8_dot.c`.
 
-torch has no such kernel: of its own, none multiplies more than a few rows by int8 weights faster than fp32 ones. The C
+None of torch's kernels multiplies more than a few rows by int8 weights faster than by fp32 ones. The C
 compiler that torch.compile needs builds the library once, into the user's cache folder.
 """
 
@@ -100,4 +100,4 @@ _ops.define("int8_dot_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias
 _ops.impl("int8_dot_linear", _multiply, "CPU")
 _ops.impl("int8_dot_linear", _like, "Meta")
 int8_dot_linear = torch.ops.anyformer.int8_dot_linear.default
-"""`reference` for fp32 x, weights of `pack`, and as many scales (and biases) as these have rows."""
+"""The result of `reference` for fp32 x and weights of `pack`, with one scale (and bias) per row of these."""
