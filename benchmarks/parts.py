@@ -1,59 +1,50 @@
 """Tokens per second in training with each part of `grids/parts.toml`: `python -m benchmarks.parts [OVERRIDE...]`.
 
-One process measures one setting after the other: compiled and captured as in the training loop on a GPU, eager on a
-CPU. A rate is the best of some rounds; the base is measured first and last, and the difference of these two is noise.
+Each setting has its own process: compiled and captured as in the training loop on a GPU, eager on a CPU. All are
+prepared side by side and timed one at a time. The base is measured twice, and the difference of these two is noise.
 """
 
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from anyformer.lab.grid import load_grid
 from anyformer.recipe import Crops
 from anyformer.recipes import read_recipe
-from benchmarks.sheet import DEVICE
+from benchmarks.sheet import DEVICE, clock
+from benchmarks.side_by_side import join, side_by_side
 from benchmarks.training import ours, tokens
 
 GRID = Path(__file__).parent / "grids" / "parts.toml"
 VOCAB = 65  # characters of tiny Shakespeare
-ROUNDS = 5
+STEPS, ROUNDS = (50, 9) if DEVICE == "cuda" else (2, 5)  # timed as one, and how often
+SETTING = "--setting"  # a number, by which this program calls itself
 
 
-def rate(changes: list[str]) -> float:
-    """Return the tokens per second of training steps of the grid's recipe with some changes."""
-    recipe = read_recipe(load_grid(GRID).base, [*changes, f"model.target.vocab={VOCAB}"])
+def measure(number: int, changes: list[str]) -> str:
+    """Return a row of one setting: the median and the range of tokens per second."""
+    (axis,) = load_grid(GRID).axes
+    name = axis.values[number % len(axis.values)]
+    recipe = read_recipe(load_grid(GRID).base, [*changes, *axis.changes(name), f"model.target.vocab={VOCAB}"])
     assert isinstance(recipe.batches, Crops)
     shape = recipe.batches.rows, recipe.batches.length
-    inputs, labels = tokens(VOCAB, *shape), tokens(VOCAB, *shape)
-    step, best = ours(recipe.model, (inputs,), labels).make(), 0.0
-    for _ in range(3):
-        step()
-    count = 100 if DEVICE == "cuda" else 2
-    for _ in range(ROUNDS):
-        _wait()
-        start = time.perf_counter()
-        for _ in range(count):
-            step()
-        _wait()
-        best = max(best, count * inputs.numel() / (time.perf_counter() - start))
-    return best
+    way = ours(recipe.model, (tokens(VOCAB, *shape),), tokens(VOCAB, *shape))
+    found, _ = clock(replace(way, each=STEPS), warm=2, rounds=ROUNDS)
+    median, low, high = (shape[0] * shape[1] / seconds for seconds in (found.median, found.high, found.low))
+    return f"{name:<20} {median:>12,.0f} {low:>12,.0f} {high:>12,.0f}"
 
 
-def _wait() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def main(changes: list[str]) -> None:
-    """Print a row for each setting."""
+def main(given: list[str]) -> None:
+    """Print a row for each setting, in the order in which they are ready."""
+    if given[:1] == [SETTING]:
+        join()
+        print(measure(int(given[1]), given[2:]), flush=True)
+        return
+    print(f"{'part':<20} {'tokens/s':>12} {'lowest':>12} {'highest':>12}", flush=True)
     (axis,) = load_grid(GRID).axes
-    rates = [(value, rate([*changes, *axis.changes(value)])) for value in (*axis.values, axis.values[0])]
-    base = rates[0][1]
-    print(f"{'part':<20} {'tokens/s':>12} {'to base':>8}")
-    for name, found in rates:
-        print(f"{name:<20} {found:>12,.0f} {found / base:>8.3f}", flush=True)
+    numbers = range(len(axis.values) + 1)  # the last is the base again
+    complete = side_by_side([["-m", "benchmarks.parts", SETTING, str(number), *given] for number in numbers])
+    sys.exit(0 if complete else 1)
 
 
 if __name__ == "__main__":
