@@ -198,6 +198,17 @@ def test_save_png_writes_a_picture(page: Opener, tmp_path: Path, view: str) -> N
     assert len(data) > 10_000  # not blank
 
 
+def test_a_saved_picture_shows_what_is_scrolled(page: Opener, tmp_path: Path) -> None:
+    """A grid that is wider than the page is in the picture as a whole."""
+    one = page(run="lm", view="lens", text=" ".join("abcd" * 20), width=800)
+    whole = one.tab.evaluate("Math.max(...[...document.querySelectorAll('#view .wide')].map(e => e.scrollWidth))")
+    assert whole > 1000
+    with one.tab.expect_download() as waiting:
+        one.tab.click("#save-png")
+    waiting.value.save_as(tmp_path / "view.png")
+    assert int.from_bytes((tmp_path / "view.png").read_bytes()[16:20]) >= 2 * whole
+
+
 def test_wrong_texts_show_an_error(page: Opener) -> None:
     one = page(run="lm")
     one.type(" ")

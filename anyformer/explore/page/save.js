@@ -75,7 +75,7 @@ async function viewPicture(scale, title = "") {
     select.replaceWith(make("b", {}, selects[i].selectedOptions[0]?.textContent ?? ""));
   const rules = [...document.querySelectorAll("style")].map((style) => style.textContent).join("\n");
   paper.append(make("style", {}, rules), ...(title ? [make("p", { class: "film-title" }, title)] : []), copy);
-  const width = view.clientWidth + 32,
+  const width = Math.min(view.clientWidth + hiddenWidth(view) + 32, 8000),
     height = Math.min(wholeHeight(view) + (title ? 72 : 32), 16000);
   const frame = draw(
     "svg",
@@ -92,6 +92,12 @@ async function viewPicture(scale, title = "") {
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
   return canvas;
+}
+
+/** How much wider the widest scrolled part of a view is than what is seen of it. */
+function hiddenWidth(view) {
+  const parts = [...view.querySelectorAll(".links, .maps, .wide, .weights, .rows, .part-grid")];
+  return Math.max(0, ...parts.map((part) => part.scrollWidth - part.clientWidth));
 }
 
 /** The full height of a view, with scrolled parts. */
