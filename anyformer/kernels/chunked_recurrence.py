@@ -52,7 +52,8 @@ def recur_in_chunks(x: Recurrence, state: Tensor | None = None, size: int | None
     dtype = torch.float32 if x.v.dtype is torch.float16 else x.v.dtype  # sums of many tokens overflow fp16
     with torch.autocast(x.v.device.type, enabled=False):
         q, k, v = (y.to(dtype) for y in x[:3])
-        chunks = _split(x._replace(q=q, k=k, v=v), size)
+        # not by `_replace`: after a graph break torch 2.11 rebuilds its result without fields
+        chunks = _split(Recurrence(q, k, v, x.log_decay, x.rate, x.runs), size)
         visible = _visible(chunks.runs, size, v.device)
         run = _with_channel_decay if per_channel else _with_head_decay if x.rate is None else _with_delta_rule
         out, state = run(chunks, visible, state)

@@ -86,7 +86,10 @@ def laid_out(kind: str) -> Layout:
 
 CASES: dict[str, tuple[str, Scheme, str, torch.dtype, dict[str, Any]]] = {
     **{f"{name}, t5, packed, fp32": (name, T5, "packed", torch.float32, {}) for name in PATTERNS},
-    **{f"{name}, left, bf16": (name, NoPosition(), "left", torch.bfloat16, {}) for name in PATTERNS},
+    **{
+        f"{name}, left, bf16": (name, NoPosition(), "left", torch.bfloat16, {})
+        for name in ("full", "causal", "globals", "bigbird, both ways")  # each case is compiled: 5 s or more
+    },
     "window, alibi, bf16": ("window", Alibi(), "plain", torch.bfloat16, {}),
     "bigbird, alibi, marks": ("bigbird", Alibi(), "marked", torch.float32, {}),
     "bigbird in blocks of 64, marks": ("bigbird, both ways", NoPosition(), "marked", torch.bfloat16, {}),
@@ -225,7 +228,7 @@ def test_decode_equals_eager(shape: str, kind: str, measured: Callable[..., None
     kinds = {"full": FewQueries(), "mask": FewQueries(mask), "bias": FewQueries(bias=bias, has_key=has_key)}
     few, scoring = kinds[kind], Scoring(k**-0.5)
     exact = {"out": attend(*tensors, densify(few)._replace(kernel="eager"), scoring)}
-    for dtype in (torch.bfloat16, torch.float16):
+    for dtype in (torch.bfloat16, torch.float16) if shape == "one row" else (torch.bfloat16,):
         for run in (attend, torch.compile(attend)) if shape == "one row" else (attend,):
             ours = run(*(x.to(dtype) for x in tensors), few, scoring)
             compare({"out": ours}, exact, torch.bfloat16, measured)

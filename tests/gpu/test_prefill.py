@@ -9,13 +9,16 @@ import torch
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Blocks, Dense, Documents
 from anyformer.config import (
+    LM,
     Alibi,
     Attention,
     Block,
     Causal,
     Gated,
+    Head,
     Latent,
     ModelConfig,
+    NoHead,
     NoPosition,
     Pattern,
     Position,
@@ -42,13 +45,14 @@ CASES: dict[str, tuple[Pattern, Position, Latent | None, type]] = {
 }
 
 
-def built(name: str, dtype: torch.dtype = torch.bfloat16) -> Transformer:
+def built(name: str, dtype: torch.dtype = torch.bfloat16, head: Head = NoHead()) -> Transformer:  # noqa: B008
     pattern, position, latent, _ = CASES[name]
     more = {} if latent is None else {"compress": latent}
     block = Block(mixer=Attention(heads=4, pattern=pattern, **more), feedforward=Gated(width=256), norm=RMSNorm())
     decoder = Stack(depth=2, blocks=(block,), position=position)
     torch.manual_seed(0)
-    return Transformer(ModelConfig(width=256, target=Tokens(vocab=VOCAB), decoder=decoder)).cuda().to(dtype).eval()
+    config = ModelConfig(width=256, target=Tokens(vocab=VOCAB), decoder=decoder, head=head)
+    return Transformer(config).cuda().to(dtype).eval()
 
 
 def ids(rows: int, length: int = LENGTH, seed: int = 0) -> torch.Tensor:
@@ -91,7 +95,7 @@ def test_kernels(name: str) -> None:
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_captured_prompts_of_other_lengths(name: str) -> None:
     """The same graph reads prompts of other lengths, padded on either side: each answer is that of the prompt alone."""
-    model, prompt = built(name, torch.float32), ids(2, 64)
+    model, prompt = built(name, torch.float32, LM()), ids(2, 64)
     for pads in (0, 5, 40, 5):  # eager, captured, replayed
         for left in (True, False):
             segments = torch.zeros_like(prompt)

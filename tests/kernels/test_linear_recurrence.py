@@ -53,6 +53,17 @@ def test_chunks_equal_the_loop(kind: str, length: int, resets: bool, size: int |
         close(one, other)
 
 
+def test_compiled_under_a_default_device():
+    """torch 2.11 breaks the graph there, in the middle of the chunks."""
+    x, state = inputs("head", 20, True, 0), torch.randn(b, h, k, v, dtype=torch.float64)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: recur_in_chunks(Recurrence(*given[:-1]), given[-1]), backend="eager")
+    with torch.device("cpu"):
+        found = compiled(*x, state)
+    for one, other in zip(found, recur(x, state), strict=True):
+        close(one, other)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_is_the_definition(kind: str):
     """By hand, with one row and one head: S ← a S + k (r (v - kᵀ S))ᵀ, or without r: S ← a S + k vᵀ."""
