@@ -21,14 +21,16 @@ MIN_PAGED_KEYS = 256  # of a row, read by one program
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:
-    """Return attention of few queries [b, h, t, k], as `attend` defines it; the kernel has no backward pass."""
+    """Return attention of few queries [b, h, t, k], as `attend` defines it; the kernel has no backward pass.
+
+    A fully masked query has no softmax weights: the kernel returns zeros for it.
+    """
     if lowered.reads_whole_rows:
         return _read_rows(q, k, v, lowered, scale)
     mask = lowered.mask if lowered.bias is None else None  # a bias is -inf where masked
     table, size = (None, 1) if lowered.pages is None else lowered.pages[:2]
     mean = _read_cache(q.to(k.dtype), k, v.to(k.dtype), mask, lowered.bias, table, size, scale)
-    mean = mean.to(q.dtype).transpose(1, 2)
-    return mean if lowered.has_key is None else mean * lowered.has_key
+    return mean.to(q.dtype).transpose(1, 2)
 
 
 def _read_rows(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:

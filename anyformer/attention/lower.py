@@ -48,8 +48,8 @@ def lower(
             if pages is not None and sees_whole_rows(pattern, q, k, positions.scheme):
                 lowered = FewQueries(pages=pages)
             else:
-                form = dense()
-                lowered = FewQueries(form.mask, form.bias, form.has_key, pages)
+                bias = positions.bias(q.positions, k.positions, causal)
+                lowered = lower_few(pattern, q, k, role, bias)._replace(pages=pages)
         case "eager":
             lowered = dense()._replace(kernel="eager")
         case "sdpa":
@@ -70,3 +70,11 @@ def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor
     if bias is not None:
         return Dense(bias=bias.masked_fill(~mask, -torch.inf), has_key=has_key)
     return Dense(mask=mask, has_key=has_key)
+
+
+def lower_few(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> FewQueries:
+    """Do the same for the kernel of few queries, which needs no care for fully masked ones."""
+    if bias is None and without_mask(pattern, q, k, role) is not None:
+        return FewQueries()
+    mask = sees(pattern, q, k)[:, None]
+    return FewQueries(mask) if bias is None else FewQueries(bias=bias.masked_fill(~mask, -torch.inf))

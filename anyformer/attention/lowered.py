@@ -34,11 +34,13 @@ class Dense(NamedTuple):
 
 
 class FewQueries(NamedTuple):
-    """A mask or a bias for the kernel that reads a KV cache once for few queries (`decode`); fields as in `Dense`."""
+    """A mask or a bias for the kernel that reads a KV cache once for few queries (`decode`); fields as in `Dense`.
+
+    A query may be fully masked: the kernel returns zeros for it.
+    """
 
     mask: Tensor | None = None
     bias: Tensor | None = None
-    has_key: Tensor | None = None
     pages: Pages | None = None  # keys and values are pools [1, g, slots, k], read by these; None: they are [b, g, s, k]
 
     @property
@@ -80,8 +82,14 @@ def densify(lowered: Lowered) -> Dense:
     match lowered:
         case Dense():
             return lowered
-        case FewQueries(mask=mask, bias=bias, has_key=has_key):
-            return Dense(mask=mask, bias=bias, has_key=has_key)
+        case FewQueries(mask=mask, bias=bias):
+            visible = mask if bias is None else (bias > -torch.inf).any(dim=1, keepdim=True)
+            if visible is None:
+                return Dense()
+            has_key = visible.any(dim=-1, keepdim=True)
+            if bias is not None:
+                return Dense(bias=bias.masked_fill(~has_key, 0.0), has_key=has_key)
+            return Dense(mask=visible | ~has_key, has_key=has_key)
         case Blocks() | Documents():
             return lowered.densify()
 

@@ -54,7 +54,7 @@ def random(*shape: int) -> Tensor:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
-@pytest.mark.parametrize("kind", ["none", "mask", "shared", "bias"])
+@pytest.mark.parametrize("kind", ["none", "mask", "shared", "fully masked", "bias"])
 @pytest.mark.parametrize(
     ("rows", "heads", "groups", "t", "s", "widths"),
     [
@@ -72,14 +72,13 @@ def test_as_eager(rows: int, heads: int, groups: int, t: int, s: int, widths: tu
     mask = random(1 if kind == "shared" else rows, 1, t, s) > 0.5
     mask[..., s // 2 :] = False
     mask[..., 3] = True
+    some = mask & (torch.arange(rows) > 0)[:, None, None, None]  # the queries of a row are fully masked
     lowered = {
         "none": FewQueries(),
         "mask": FewQueries(mask=mask),
         "shared": FewQueries(mask=mask),
-        "bias": FewQueries(
-            bias=random(1, heads, t, s).masked_fill(~mask, -torch.inf),
-            has_key=torch.arange(rows)[:, None, None, None] > 0,
-        ),
+        "fully masked": FewQueries(mask=some),
+        "bias": FewQueries(bias=random(1, heads, t, s).masked_fill(~some, -torch.inf)),
     }[kind]
     eager, scoring = densify(lowered)._replace(kernel="eager"), Scoring(0.3)
     exact = attend(*(x.double() for x in (q, k, v)), eager, scoring)
