@@ -22,7 +22,7 @@ from anyformer.decoding.request import Request, RequestOptions, check_request
 from anyformer.decoding.session import Read, Session
 from anyformer.decoding.step import compiled
 from anyformer.decoding.strategy import Beam, EarlyStopping
-from anyformer.decoding.top_k import topk_logsumexp
+from anyformer.decoding.top_k import top_candidates
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
@@ -206,14 +206,9 @@ class Search:
 
 def choose_top(search: Search, logits: Tensor) -> None:
     """Choose where nothing changes log-probabilities [b * w, v]: only the top tokens of each beam are looked at."""
-    width, vocab, pool = search.width, search.vocab, search.pool
-    values, token, total = topk_logsumexp(logits, min(pool, vocab))
-    log_p = at_least_fp32(values) - total  # NaN if any logit is
-    log_p = log_p.masked_fill(search.mark_nonfinite(log_p.isnan().any(dim=1)), -math.inf)
-    scores = (search.log_p.view(-1, 1) + log_p).view(search.batch, -1)
-    flat = (token.view(search.batch, width, -1) + torch.arange(width, device=token.device)[:, None] * vocab).flatten(1)
-    scores, best = scores.topk(min(pool, scores.shape[1]))
-    search.update(_candidates(flat.gather(1, best), scores, search))
+    scores, flat, failed = top_candidates(logits, search.log_p, search.failed, search.pool)
+    search.failed.copy_(failed)
+    search.update(_candidates(flat, scores, search))
 
 
 class SearchInput(Protocol):

@@ -2,12 +2,34 @@
 
 import math
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from anyformer.kernels.beam_candidates import can_find_candidates, find_candidates
 from anyformer.kernels.runtime import at_least_fp32
 
 PART = 256  # elements whose maximum is compared first
+
+
+def top_candidates(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best continuations of w beams by logits [n * w, v], best first, in each of n searches.
+
+    log_p: the log-probabilities of the beams [n, w]. failed: bool [n], searches that have ended.
+
+    Return the log-probabilities of `count` continuations or all [n, k], their indices, beam * v + token, and which
+    searches have failed, bool [n]: those of a beam without a distribution have, too. Their log-probabilities are -inf.
+    """
+    width, vocab = log_p.shape[1], logits.shape[1]
+    if can_find_candidates(logits, width, count) and log_p.dtype is torch.float32:
+        return find_candidates(logits, log_p, failed, count)
+    values, token, total = topk_logsumexp(logits, min(count, vocab))
+    new = (at_least_fp32(values) - total).unflatten(0, log_p.shape)  # NaN if any logit is
+    failed = failed | new.isnan().flatten(1).any(dim=1)
+    scores = (log_p[..., None] + new.masked_fill(failed[:, None, None], -math.inf)).flatten(1)
+    flat = (token.unflatten(0, log_p.shape) + torch.arange(width, device=token.device)[:, None] * vocab).flatten(1)
+    scores, best = scores.topk(min(count, scores.shape[1]))
+    return scores, flat.gather(1, best), failed
 
 
 def topk_logsumexp(x: Tensor, k: int, part: int = PART) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Functions of tensors with a faster implementation than torch's own, each with its reference.
 
+beam_candidates   The best continuations of beams, by two kernels that read the logits once
 chunked_recurrence  Linear recurrences over matrix states, in matmuls over chunks of tokens
 cross_entropy     Cross-entropy of hidden states and an output table, without keeping the logits
 cuda_graph        CUDA graph capture and replay
@@ -23,4 +24,5 @@ triton_convolution  Triton kernels of a short causal convolution
 triton_kernels    Triton kernels, imported where they run
 triton_paged      Triton kernels of a paged KV cache
 triton_recurrence   Triton kernels of chunked linear recurrences
+triton_top_k      Triton kernels of beam search
 """
