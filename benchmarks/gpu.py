@@ -98,7 +98,7 @@ def window_64k(sheet: Sheet, tiny: bool) -> None:
     ways = long.window(*(2, 16, 512, 64) if tiny else (12, 64, 65536, 1024))
     seconds = {name: clock(way, warm=3, rounds=10)[0].median for name, way in ways.items()}
     sheet.put("window_64k", seconds["cuDNN, causal"] / seconds["ours"], 1.0, "times", peer_name="cuDNN, causal",
-              seconds=seconds)  # fmt: skip
+              seconds=seconds, together=long.TOGETHER)  # fmt: skip
 
 
 def memory(sheet: Sheet, tiny: bool) -> None:

@@ -237,7 +237,9 @@ def ours_alone(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, .
             values = f"{number(ours)} {unit}", number(peer)
             if took := rows[key].get("seconds"):
                 values = f"{1e3 * took['ours']:.2f} ms", f"{1e3 * took[name]:.2f} ms"
-            table.append((f"{row.work} (`{key}`)", row.conditions, row.ours, other, *values, f"{ours / peer:.2f}"))
+            together = rows[key].get("together")
+            conditions = row.conditions + (f"; {together} runs timed as one" if together else "")
+            table.append((f"{row.work} (`{key}`)", conditions, row.ours, other, *values, f"{ours / peer:.2f}"))
     return table
 
 
