@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+LONG_ROW = 8192  # elements of a row that a kernel of 8 warps keeps in registers, 32 in each thread
+
 
 def functorch_is_active() -> bool:
     """Whether a transform of torch.func runs; True if torch cannot tell, which turns custom ops without rules off."""
@@ -123,6 +125,45 @@ def inductor_kernels() -> tuple[Any, Any] | None:
         return triton.TritonKernel, V
     except (ImportError, AttributeError):
         return None
+
+
+def long_row_choices() -> Any:
+    """Return Inductor's heuristics for a compile option of this name: reduce rows of up to LONG_ROW elements at once.
+
+    Such a kernel keeps a row in registers. By default Inductor does so for rows of up to 1,024 elements, and reads
+    longer ones twice. The heuristics outlive a compilation, so they check whether the option is set.
+    """
+    from torch._inductor import config
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime.hints import ReductionHint
+    from torch._inductor.virtualized import V
+
+    class LongRows(InductorChoices):
+        def uuid(self) -> str:
+            """Return the key of these heuristics in caches of compiled code."""
+            return f"anyformer, rows of {LONG_ROW}"
+
+        @staticmethod
+        def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
+            if InductorChoices.should_use_persistent_reduction(features, cooperative_reduction):
+                return True
+            if cooperative_reduction or config.inductor_choices_class is not long_row_choices:
+                return False
+            along_rows = features.get_reduction_hint() in (ReductionHint.INNER, ReductionHint.DEFAULT)
+            return along_rows and V.graph.sizevars.statically_known_leq(features.reduction_numel, LONG_ROW)
+
+    return LongRows()
+
+
+def long_row_options() -> dict[str, Any]:
+    """Return the compile options that select `long_row_choices`; none if Inductor's heuristics have moved."""
+    try:
+        from torch._inductor.virtualized import V
+
+        V.set_choices_handler(long_row_choices())
+    except (ImportError, AttributeError, TypeError):
+        return {}
+    return {"inductor_choices_class": long_row_choices}
 
 
 def _operator(library: str, name: str) -> Any:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from anyformer.config import ModelConfig
+from anyformer.kernels.private import long_row_options
 
 SHORT_NORM_ROWS = range(257, 513)  # widths at which two passes over a norm's gradients beat one
 
@@ -12,6 +13,10 @@ def compile_options(config: ModelConfig, fp8: bool) -> dict[str, Any] | None:
 
     A norm's gradients are reduced along rows and along columns. In one pass over both, torch gives short rows too few
     threads: 198 us on 32,768 rows of 512, where two passes take 111 us (H200, torch 2.11). With fp8, torch 2.11 loses a
-    buffer in that pass.
+    buffer in that pass. A cast to fp8 first finds the maximum of a row, so that rows of a feed-forward would be read,
+    and their activation computed, twice.
     """
-    return {"triton.mix_order_reduction": False} if fp8 or config.width in SHORT_NORM_ROWS else None
+    apart = {"triton.mix_order_reduction": False}
+    if fp8:
+        return apart | long_row_options()
+    return apart if config.width in SHORT_NORM_ROWS else None

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
+from anyformer.kernels.private import long_row_options
 from anyformer.transforms import fp8
 
 CUDA = torch.device("cuda")
@@ -28,3 +30,20 @@ def test_the_hardware_multiplies_as_the_reference(rows: int, k: int, n: int, bia
 
     for found, due in zip(run("cuda"), run("cpu"), strict=True):
         assert (found - due).norm() < 0.02 * due.norm()
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() and fp8.is_supported(CUDA)), reason="a GPU without units for fp8")
+@pytest.mark.parametrize("width", [1000, 3072, 8192])
+@pytest.mark.parametrize("dtype", [fp8.E4M3, fp8.E5M2])
+def test_long_rows_are_cast_in_one_pass(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    x = (torch.randn(300, width) * torch.rand(300, 1)).to(CUDA, torch.bfloat16)
+    cast = torch.compile(lambda x: fp8.to_fp8(2 * x, dtype), options=long_row_options())
+    (found, scale), (code,) = run_and_get_code(cast, x)
+    due, due_scale = fp8.to_fp8(2 * x, dtype)
+    assert "triton_per_" in code
+    assert "triton_red_" not in code
+    torch.testing.assert_close(scale, due_scale)
+    assert ((found.float() - due.float()).abs() <= due.float().abs() / 8).all()  # at most one unit in the last place
+    assert (found.view(torch.uint8) == due.view(torch.uint8)).float().mean() > 0.999

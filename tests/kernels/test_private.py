@@ -1,13 +1,19 @@
 """Private functions of torch are named in one file, and each fallback gives the same result."""
 
 import ast
+import pickle
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import sympy
 import torch
+from torch._inductor import config
+from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.virtualized import V
 
 import anyformer
 from anyformer.kernels import private
@@ -138,3 +144,44 @@ def test_without_operators_arm_kernels_stay_off(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(private, "_operator", lambda library, name: None)
     assert not private.has_reordered_linear()
     assert not private.has_4bit_matmul()
+
+
+class Reduction(NamedTuple):
+    """The facts that Inductor passes to its heuristics about a kernel that reduces rows."""
+
+    width: int
+    hint: ReductionHint
+
+    @property
+    def reduction_numel(self) -> sympy.Integer:
+        return sympy.Integer(self.width)
+
+    def get_reduction_hint(self) -> ReductionHint:
+        return self.hint
+
+
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "usual", "due"),
+    [
+        (Reduction(768, ReductionHint.INNER), True, True),
+        (Reduction(3072, ReductionHint.INNER), False, True),
+        (Reduction(2304, ReductionHint.DEFAULT), False, True),
+        (Reduction(private.LONG_ROW + 1, ReductionHint.INNER), False, False),
+        (Reduction(2048, ReductionHint.OUTER), False, False),
+    ],
+)
+def test_long_rows_are_reduced_at_once_by_option(kernel: Reduction, usual: bool, due: bool, on: bool) -> None:
+    known = SimpleNamespace(statically_known_leq=lambda a, b: a <= b)
+    heuristics = private.long_row_choices()
+    option = private.long_row_choices if on else None
+    with V.set_graph_handler(SimpleNamespace(sizevars=known)), config.patch(inductor_choices_class=option):
+        assert heuristics.should_use_persistent_reduction(kernel, False) == (due if on else usual)
+
+
+def test_options_for_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (option,) = private.long_row_options().items()
+    assert hasattr(config, option[0])
+    assert pickle.loads(pickle.dumps(option[1])) is private.long_row_choices  # compiled code is cached by its options
+    monkeypatch.setitem(sys.modules, "torch._inductor.choices", None)
+    assert private.long_row_options() == {}

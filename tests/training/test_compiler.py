@@ -5,6 +5,7 @@ import torch
 
 from anyformer import presets
 from anyformer.config import io
+from anyformer.kernels.private import long_row_options
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import TokenTask
@@ -18,7 +19,7 @@ TWO_PASSES = {"triton.mix_order_reduction": False}
 def test_short_rows_are_passed_twice(width: int, found: dict[str, bool] | None) -> None:
     config = presets.gpt2(depth=1, width=width, heads=4)
     assert compile_options(config, fp8=False) == found
-    assert compile_options(config, fp8=True) == TWO_PASSES
+    assert compile_options(config, fp8=True) == TWO_PASSES | long_row_options()
 
 
 @pytest.mark.parametrize(
