@@ -324,17 +324,19 @@ class Cache:
     def reorder(self, rows: Tensor, *, group_size: int | None = None) -> None:
         """Replace row i by row `rows[i]` (beam search).
 
-        With `group_size`, rows move only within groups of that many neighbours, which share a source.
+        With `group_size`, rows move only within groups of that many neighbours, which share a source and a layout:
+        copies of one prompt that have read tokens and gaps in the same places. Only what layers store is moved then.
         """
         if rows.shape != self.segment.shape:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
-        state = self._state()
-        if self.marks is not None:
-            state.append(self.marks)
-        if self.by_row:
-            state.append(self.row_length)
+        state = [x for layer in self.layers for x in layer.own()]
         source: list[Tensor] = []  # a source of as many tokens as there are slots is full from the start
         if group_size is None:
+            state = self._state()
+            if self.marks is not None:
+                state.append(self.marks)
+            if self.by_row:
+                state.append(self.row_length)
             source += [x for layer in self.layers for x in layer.cross or ()]
             if self.states is not None:
                 source.append(self.states)

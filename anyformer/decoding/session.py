@@ -229,10 +229,12 @@ class Session:
         self._present.copy_(real(self.cache.segments))
 
     def reorder(self, rows: Tensor) -> None:
-        """Continue row i from row `rows[i]` of the same prompt; `logits` are valid again after the next `read`."""
+        """Continue row i from row `rows[i]` of the same prompt, which was `present` in the same steps.
+
+        `logits` are valid again after the next `read`.
+        """
         self.cache.reorder(rows, group_size=self._copies)
-        for x in (self._ids, self._present):
-            x.copy_(x[rows])
+        self._ids.copy_(self._ids[rows])
 
     @property
     def history(self) -> History:

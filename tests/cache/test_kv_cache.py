@@ -167,6 +167,25 @@ def test_reorder_takes_everything_along(kind: str, slots: int):
     assert segments[0].tolist() == [0] * 5  # what the caller gave is the caller's
 
 
+@pytest.mark.parametrize("kind", ["auto", "static", "int8"])
+def test_copies_of_a_prompt_share_a_layout(kind: str):
+    """Beams move within the copies of their prompt: what is not moved there is equal in all of them."""
+    model, order = build(config(encoder=True)), torch.tensor([1, 1, 0, 3, 5, 5])
+    prompts = model.new_cache(2, 6, kind=kind)
+    segments = torch.tensor([[0, 0, 0], [-1, 0, 0]])
+    model(tokens(1, 2, 5), tokens(0, 2, 3), target_segments=segments, cache=prompts)
+    found = []
+    for group_size in (3, None):
+        cache = model.new_cache(6, 6, kind=kind)
+        cache.fill(prompts, 3)
+        present = torch.tensor([True] * 3 + [False] * 3)[:, None]
+        for i in range(2):
+            model.decode(Inputs(tokens(i, 6, 1), cache.next(1, present)), cache=cache)
+            cache.reorder(order, group_size=group_size)
+        found.append(cache._state())
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("rows", [[0], [0, 1, 1], [[0, 1]]])
 def test_reorder_takes_one_row_for_each(rows: list):
     with pytest.raises(ValueError, match=r"rows has shape .*, expected \[2\] like the batch"):
