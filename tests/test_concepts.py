@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from anyformer.lab.verdicts import known_verdicts
 from figures.__main__ import load
 from figures.style import FOLDER
 from tests.pages import ROOT, blocks, check_outputs
@@ -25,6 +26,11 @@ KOREAN_SECTIONS = ["수식", "계산 예제", "그림", "설정", "실험 판정
 PAGES = sorted(path for path in (ROOT / "docs" / "concepts").glob("*.md") if path.name != "README.md")
 KOREAN = sorted((ROOT / "docs" / "ko" / "concepts").glob("*.md"))
 MATH = re.compile(r"^\$\$\n.*?^\$\$$", re.MULTILINE | re.DOTALL)
+VERDICT = re.compile(r"\]\((?:\.\./)+lab/(\w+)\.md\):([^.]+)\.", re.DOTALL)  # a claim, and the sentence after its link
+WORDS = [
+    ("does not hold", "does not hold"), ("undecided", "undecided"), ("hold", "holds"),
+    ("성립하지 않습니다", "does not hold"), ("미결", "undecided"), ("성립합니다", "holds"),
+]  # fmt: skip
 FIGURES = load()
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<path>[^)\s]+)\)")
 
@@ -67,6 +73,15 @@ def test_korean_page_shows_the_same(page: Path) -> None:
     assert figures[0] == figures[1]
     assert f"](../../concepts/{page.name})" in korean
     assert f"](../ko/concepts/{page.name})" in english
+
+
+@pytest.mark.parametrize("page", [*PAGES, *KOREAN], ids=lambda page: f"{page.parent.parent.name}-{page.stem}")
+def test_verdicts_are_those_of_the_lab(page: Path) -> None:
+    """A verdict after a link to a claim is that of the results in docs/lab, at the size for a CPU."""
+    for claim, after in VERDICT.findall(page.read_text(encoding="utf-8")):
+        verdict = next((words[1] for words in WORDS if words[0] in after), None)
+        stored = known_verdicts()[claim]["cpu"].word
+        assert verdict is None or stored.startswith(verdict), f"{claim}: the page says {verdict!r}, the lab {stored!r}"
 
 
 def test_every_figure_is_drawn() -> None:
