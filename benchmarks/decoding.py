@@ -51,9 +51,16 @@ def ours(config: ModelConfig, ids: Tensor, new: int, beams: int = 1, bits: Any =
     def first() -> float:
         return first_loss(config, ids, built(config))
 
-    size = DTYPE.itemsize if bits is None else bits / 8
-    reads = None if beams > 1 or config.encoder else new * size * count(config).parameters
+    reads = None if beams > 1 or config.encoder else new * _weight_bytes(config, bits)
     return Way("ours", make, None if bits else first, reads=reads)
+
+
+def _weight_bytes(config: ModelConfig, bits: Any) -> float:
+    """Return the bytes of all weights. With 4 bits, 32 weights share a scale of 2 bytes, and the head has 8 bits."""
+    weights, head = count(config).parameters, config.vocab * config.width
+    if bits == 4:
+        return head + (weights - head) * (0.5 + 2 / 32)
+    return weights * (DTYPE.itemsize if bits is None else bits / 8)
 
 
 def theirs(config: ModelConfig, kind: str, into: Any, ids: Tensor, new: int, beams: int = 1, **how: Any) -> Way:
@@ -121,6 +128,7 @@ def llama(
     ways = {
         "ours": ours(config, ids, new),
         "ours, 8 bits": ours(config, ids, new, bits=8),
+        "ours, 4 bits": ours(config, ids, new, bits=4),
         "transformers": theirs(config, "llama", transformers.LlamaForCausalLM, ids, new, cache_implementation="static"),
     }
     if peer_files.find("gpt-fast"):

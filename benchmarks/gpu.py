@@ -113,9 +113,10 @@ def memory(sheet: Sheet, tiny: bool) -> None:
 def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 1, 8, 16) if tiny else (*BILLION, 1, 8, 256))
     rates = sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5)
-    share = {"ours": sheet.rows["decode_1b_b1"]["share"]["ours, 8 bits"]}
-    sheet.put("decode_1b_b1_int8", rates["ours, 8 bits"], rates["ours"], "tokens/s", peer_name="ours in bf16",
-              share=share)  # fmt: skip
+    for bits in (8, 4):
+        share = {"ours": sheet.rows["decode_1b_b1"]["share"][f"ours, {bits} bits"]}
+        sheet.put(f"decode_1b_b1_int{bits}", rates[f"ours, {bits} bits"], rates["ours"], "tokens/s",
+                  peer_name="ours in bf16", share=share)  # fmt: skip
 
 
 def prefill_8k(sheet: Sheet, tiny: bool) -> None:
@@ -133,7 +134,8 @@ def prefill_8k(sheet: Sheet, tiny: bool) -> None:
 
 def decode_1b_b64(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 4, 8, 16) if tiny else (*BILLION, 64, 8, 256))
-    del ways["ours, 8 bits"]
+    for bits in (8, 4):
+        del ways[f"ours, {bits} bits"]
     sheet.measure("decode_1b_b64", work, "tokens/s", ways, warm=2, rounds=5)
 
 

@@ -66,6 +66,10 @@ ROWS: dict[str, dict[str, Row]] = {
             f"decoding, {LLAMA}, 8-bit weights", "batch 1, prompt 8, 256 new tokens, greedy", "int8 weights, compiled",
             "bf16, compiled", "ours",
         ),
+        "decode_1b_b1_int4": Row(
+            f"decoding, {LLAMA}, 4-bit weights", "batch 1, prompt 8, 256 new tokens, greedy",
+            "int4 weights in groups of 32, head int8, compiled", "bf16, compiled", "ours",
+        ),
         "prefill_8k": Row(
             f"reading a prompt of 8,192 tokens, {LLAMA}", "batch 1, bf16, with the first token", "eager",
             "eager, its default cache",

@@ -43,6 +43,17 @@ def test_evaluate(trained: Path) -> None:
     assert "exact_match" in done("evaluate", trained, "--split", "valid")
 
 
+def test_evaluate_with_fewer_bits(trained: Path) -> None:
+    plain, small = (
+        json.loads(done("evaluate", trained, "--json", *bits).splitlines()[-1])["metrics"]["loss"]
+        for bits in ([], ["--bits", "4"])
+    )
+    assert plain != small
+    assert abs(plain - small) < 0.1 * plain
+    (line,) = refused("evaluate", trained, "--bits", "3")
+    assert line == "--bits = 3: must be 8 or 4"
+
+
 def test_predict(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("3 1 2\n5 4\n", encoding="utf-8")
     shown = done("predict", trained, tmp_path / "in.txt")

@@ -55,7 +55,7 @@ VERBS = {
     "compare": ["runs", "--split", "--out", "--json"],
     "recipes": [],
     "train": ["[recipe]", "[changes]", "--out", "--resume", "--allow-changed-data", "--dry-run"],
-    "evaluate": ["run", "[changes]", "--split", "--by", "--tasks", "--limit", "--json"],
+    "evaluate": ["run", "[changes]", "--split", "--by", "--bits", "--tasks", "--limit", "--json"],
     "predict": [
         "run",
         "[files]",

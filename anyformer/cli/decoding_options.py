@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from anyformer.run import Run
+    from anyformer.transforms.rounding import Bits
 
 SAMPLING, BEAM, CONTRAST = "Sampling", "Beam search", "Contrastive search"
 PENALTIES, LIMITS = "Penalties", "Constraints on answers"
@@ -202,6 +203,17 @@ def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
     run, how = open_run(folder, parse(how))
     note_unfinished(run, folder)
     return run, how
+
+
+def checked_bits(bits: int | None) -> "Bits | None":
+    """Return `--bits` of a verb that evaluates."""
+    match bits:
+        case None | 8 | 4:
+            return bits
+        case _:
+            from anyformer.config.spec import ConfigError, Fault
+
+            raise ConfigError([Fault("--bits", f"= {bits}: must be 8 or 4")])
 
 
 def note_unfinished(run: "Run", folder: Path) -> None:

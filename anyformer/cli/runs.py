@@ -15,6 +15,7 @@ from anyformer.cli.torch_import import import_torch
 if TYPE_CHECKING:
     from anyformer.run import Run
     from anyformer.tasks.base import Metrics
+    from anyformer.transforms.rounding import Bits
 
 AUTO = ("--resume", "auto")
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -187,6 +188,7 @@ def evaluate_(
     by: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Also report the metrics for each value of this column.")
     ] = None,
+    bits: Annotated[int | None, typer.Option(metavar="8|4", help="Quantise weights to this many bits.")] = None,
     tasks: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Evaluate a language model on this task file (.yaml); may be repeated."),
@@ -195,26 +197,26 @@ def evaluate_(
     as_json: Json = False,
 ) -> None:
     """Evaluate a run on the data of its recipe, or on task files. With --json the last line is one JSON object."""
+    from anyformer.cli.decoding_options import checked_bits
+    from anyformer.config.spec import ConfigError, Fault
+
+    width = checked_bits(bits)
     if tasks:
         if changes or by or split != "test":
-            from anyformer.config.spec import ConfigError, Fault
-
             raise ConfigError([Fault("--tasks", "replaces the recipe's data: leave out KEY=VALUE, --split and --by")])
-        _evaluate_files(run, tasks, limit, as_json)
+        _evaluate_files(run, tasks, limit, width, as_json)
         return
     if limit is not None:
-        from anyformer.config.spec import ConfigError, Fault
-
         raise ConfigError([Fault("--limit", "is for --tasks")])
     import_torch()
     from anyformer.training.train import evaluate
 
     with _errors_as_lines():
-        metrics = evaluate(run, changes or (), split, by)
+        metrics = evaluate(run, changes or (), split, by, width)
     _print_metrics(metrics, {"split": split}, as_json)
 
 
-def _evaluate_files(folder: Path, files: list[Path], limit: int | None, as_json: bool) -> None:
+def _evaluate_files(folder: Path, files: list[Path], limit: int | None, bits: "Bits | None", as_json: bool) -> None:
     """Print the metrics of each task file."""
     from anyformer.cli.decoding_options import note_unfinished
     from anyformer.cli.progress import counting
@@ -224,6 +226,7 @@ def _evaluate_files(folder: Path, files: list[Path], limit: int | None, as_json:
 
     counts = [request_count(file, limit) for file in files]  # so that a wrong file is an error before the first result
     run = load(folder)
+    run = run if bits is None else run.quantise(bits)
     note_unfinished(run, folder)
     for file, count in zip(files, counts, strict=True):
         with counting(count, "log-likelihoods") as progress:

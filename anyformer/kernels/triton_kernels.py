@@ -269,6 +269,63 @@ def widen(x, PACKED: tl.constexpr):
 
 
 @triton.jit
+def multiply_row_int4(
+    x, w, scale, bias, y, n, K: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, BIASED: tl.constexpr,
+    EARLY: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Multiply x [K] by some rows of w [n, K] in 4 bits, of which each GROUP has a scale [n, K // GROUP].
+
+    Eight integers are a word of 32 bits, in the order of `int4.interleave`. A thread loads a unit of four words, and
+    the 32 elements of x that belong to them as pairs of type HALF, four pairs at a time.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at, unit = tl.arange(0, COLUMNS // 8), tl.arange(0, COLUMNS // 32)
+    safe = tl.minimum(row, n - 1).to(tl.int64)[:, None]  # past the end: the last row again
+    here, group = w + safe * (K // 8) + at[None], scale + safe * (K // GROUP)
+    pairs = x + at // 4 * 16 + at % 4
+    words, factor = tl.load(here), tl.load(group + unit[None] // (GROUP // 32))
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    total = multiply_words(words, pairs, HALF, PACKED) * factor.to(tl.float32)
+    for start in tl.static_range(COLUMNS // 32, K // 32, COLUMNS // 32):
+        factor = tl.load(group + (start + unit[None]) // (GROUP // 32)).to(tl.float32)
+        total += multiply_words(tl.load(here + start * 4), pairs + start * 16, HALF, PACKED) * factor
+    out = tl.sum(total, 1)
+    if BIASED:
+        out += tl.load(bias + row, mask=row < n, other=0.0).to(tl.float32)
+    tl.store(y + row, out.to(y.dtype.element_ty), mask=row < n)
+
+
+@triton.jit
+def multiply_words(words, pairs, HALF: tl.constexpr, PACKED: tl.constexpr):
+    """Multiply the integers of words [rows, 4 · units] by their elements of x, and add up those of a unit."""
+    total = tl.zeros(words.shape, tl.float32)
+    for byte in tl.static_range(4):
+        pair = tl.load(pairs + byte * 4)
+        first = (pair & 0xFFFF).to(tl.uint16).to(HALF, bitcast=True).to(tl.float32)
+        second = ((pair >> 16) & 0xFFFF).to(tl.uint16).to(HALF, bitcast=True).to(tl.float32)
+        total += widen_nibble(words, 2 * byte, PACKED) * (first * (1.0 / (1 << 8 * (byte % 2))))[None]
+        total += widen_nibble(words, 2 * byte + 1, PACKED) * (second * (1.0 / (16 << 8 * (byte % 2))))[None]
+    return tl.sum(tl.reshape(total, [words.shape[0], words.shape[1] // 4, 4]), 2)
+
+
+@triton.jit
+def widen_nibble(words, AT: tl.constexpr, PACKED: tl.constexpr):
+    """Convert integer AT of each word to fp32, times 16^(AT % 4): inserted where it is, as bits of 2^23 (`widen`)."""
+    place: tl.constexpr = 4 * (AT % 4)
+    half = words >> 16 if AT >= 4 else words
+    if PACKED:  # one instruction, where the compiler takes two
+        mask = tl.full(words.shape, 15 << place, tl.int32)
+        bits = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, 0x4B000000, 0xEA;", "=r,r,r", [half, mask], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        bits = (half & (15 << place)) | 0x4B000000
+    return bits.to(tl.float32, bitcast=True) - (8388608.0 + (8 << place))
+
+
+@triton.jit
 def regroup_rows(x, rows, length, size, slots, width, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Replace row i by row `rows[i]`, in place; one program reads and then writes N neighbouring rows."""
     group = tl.program_id(0).to(tl.int64)

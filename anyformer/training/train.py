@@ -48,6 +48,7 @@ from anyformer.training.parallel import Ranks, attempt, join
 from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
 from anyformer.training.watchdog import Watchdog
+from anyformer.transforms.rounding import Bits
 
 
 def train(
@@ -115,15 +116,22 @@ MAX_VALUES = 1000  # of a column by which metrics are reported
 FIXED = ("model", "tokenizer", "source_tokenizer", "train", "parallel")  # settings that an evaluation may not change
 
 
-def evaluate(folder: str | Path, overrides: Iterable[str] = (), split: str = "test", by: str | None = None) -> Metrics:
+def evaluate(
+    folder: str | Path,
+    overrides: Iterable[str] = (),
+    split: str = "test",
+    by: str | None = None,
+    bits: Bits | None = None,
+) -> Metrics:
     """Evaluate a run on a split of its recipe's data, with `overrides` such as `task.beams=5`.
 
     `split` may be the name of a test set; "test" is all of them, with metrics such as `name.loss`. With `by`, a column
-    of the file, the note `by` has the metrics for the rows of each value.
+    of the file, the note `by` has the metrics for the rows of each value. `bits` are those of quantised weights.
 
     Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
     """
     run = load(folder)
+    run = run if bits is None else run.quantise(bits)
     tasks = "--tasks FILE evaluates it on rows of a file, " if run.spec.kind == "lm" else ""
     path = recipe_path(run, folder, f"{tasks}train.init_from={folder} trains it on data of a recipe")
     before = io.load(Recipe, path)

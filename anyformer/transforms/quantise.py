@@ -36,11 +36,11 @@ def quantise(
     With 8 bits a row has one scale; with 4, each `group` of a row has one (32, 64, 128, ... weights; default 32).
 
     `way` is the kernel. plain: weights are dequantised for each matmul, in the precision of the model. That takes less
-    memory but no less time, except for a single row on a GPU, which reads weights of 8 bits as they are. kernel: those
-    for Arm CPUs, on large matrices about 3 times as fast as fp32 with 8 bits, and with 4 bits 4 times for one row and
-    1.3 times for many; they also round each token to 8 bits, by about 1 % of its length. With 8 bits the kernel is
-    built by a C compiler once, and Arm's for 4 bits takes its place without one. auto: a kernel if there is one, else
-    plain.
+    memory but no less time, except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels
+    read the integers. kernel: those for Arm CPUs, on large matrices about 3 times as fast as fp32 with 8 bits, and with
+    4 bits 4 times for one row and 1.3 times for many; they also round each token to 8 bits, by about 1 % of its length.
+    With 8 bits the kernel is built by a C compiler once, and Arm's for 4 bits takes its place without one. auto: a
+    kernel if there is one, else plain.
 
     The head has 8 bits in any case: with 4 bits, rounding it would cost a third of what rounding all blocks costs. A
     head that shares its table with the input gets a rounded copy of it if that is faster, else it stays plain.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_linear, one_row_linear
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.experts import ExpertRows, expert_matmul
@@ -65,7 +66,10 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 
 class RoundedFormat(WeightFormat):
-    """Integers and scales of one linear layer, or of the stacked layers of experts; each matmul dequantises them."""
+    """Integers and scales of one linear layer, or of the stacked layers of experts.
+
+    Each matmul dequantises them, except for few rows on a GPU, whose kernels read the integers.
+    """
 
     q: Tensor
     scale: Tensor
@@ -73,7 +77,7 @@ class RoundedFormat(WeightFormat):
     def __init__(self, rounded: Rounded, dtype: torch.dtype):
         super().__init__()
         self.bits, self.width, self.dtype = rounded.bits, rounded.width, dtype
-        self.register_buffer("q", pack_nibbles(rounded.q) if rounded.bits == 4 else rounded.q)
+        self.register_buffer("q", interleave(pack_nibbles(rounded.q)) if rounded.bits == 4 else rounded.q)
         self.register_buffer("scale", rounded.scale)
 
     @property
@@ -84,6 +88,8 @@ class RoundedFormat(WeightFormat):
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.scales_rows:
             return self._matmul_then_scale(x, bias)
+        if self.bits == 4 and fits_int4_kernel(x, self.q):
+            return int4_linear(x, self.q, self.scale, bias)
         if not (x.requires_grad and torch.is_grad_enabled()):
             return F.linear(x, self.dense(), bias)
         at = Runtime.of(x, training=True)
@@ -123,7 +129,7 @@ class RoundedFormat(WeightFormat):
 
 
 def _unrounded(q: Tensor, scale: Tensor, width: int, bits: int) -> Tensor:
-    return _dequantise(unpack_nibbles(q) if bits == 4 else q, scale, width)
+    return _dequantise(unpack_nibbles(interleave(q)) if bits == 4 else q, scale, width)
 
 
 class _FrozenMatmul(torch.autograd.Function):

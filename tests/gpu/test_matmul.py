@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from anyformer import presets
 from anyformer.decoding.generate import generate
+from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
 from anyformer.transforms.quantise import quantise
-from anyformer.transforms.rounding import round_off
+from anyformer.transforms.rounding import pack_nibbles, round_off
 
 CUDA = torch.device("cuda")
 SHAPES = [(3072, 2048), (2048, 8192), (50257, 768), (1030, 512), (2048, 1536)]
@@ -68,6 +69,31 @@ def test_every_number_of_8_bits():
             assert torch.equal(one_row_linear(x, q, scale, None)[0], q[:, at].bfloat16())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_4_bits(n: int, k: int, group: int, dtype: torch.dtype, measured: Callable[..., None]):
+    """Rounded once, at the end."""
+    x, rounded, bias = random(0, 1, 1, k).to(dtype), round_off(random(1, n, k), 4, group), random(2, n).to(dtype)
+    packed = interleave(pack_nibbles(rounded.q))
+    with torch.no_grad():
+        assert fits_int4_kernel(x, packed)
+        found = int4_linear(x, packed, rounded.scale, bias)
+    apart = error(found, F.linear(x.double(), rounded.dense().double(), bias.double()))
+    measured(fourth=apart)
+    assert apart < torch.finfo(dtype).eps
+
+
+def test_every_number_of_4_bits():
+    q = (torch.arange(2048, device=CUDA) * 5 // 3 % 16 - 8).to(torch.int8).repeat(1024, 1).unflatten(1, (-1, 32))
+    packed, scale = interleave(pack_nibbles(q)), torch.ones(1024, 64, device=CUDA, dtype=torch.bfloat16)
+    x = torch.zeros(1, 2048, device=CUDA, dtype=torch.bfloat16)
+    for at in (*range(32), 127, 1003, 2047):
+        x.zero_()[0, at] = 1
+        with torch.no_grad():
+            assert torch.equal(int4_linear(x, packed, scale, None)[0], q.flatten(1)[:, at].bfloat16())
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_one_after_the_other(compiled: bool):
     """Each begins before the last has ended, and reads what it wrote, in a graph, too."""
@@ -89,8 +115,8 @@ def test_one_after_the_other(compiled: bool):
             assert error(out, exact(x.double())) < 5e-2
 
 
-@pytest.mark.parametrize("bits", [None, 8])
-def test_a_compiled_decode_step_of_one_row(bits: Literal[8] | None):
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_compiled_decode_step_of_one_row(bits: Literal[8, 4] | None):
     """Inductor fuses the custom operators of a wide Llama into kernels with valid names; the tokens stay the same."""
     config = presets.llama(depth=2, width=1024, heads=8, kv_heads=4, ff=2048, vocab=512)
     torch.manual_seed(0)

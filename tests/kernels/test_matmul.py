@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.kernels import matmul as products
+from anyformer.kernels import int4, matmul as products
+from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import fits_row_kernel, int8_linear, linear, one_row_linear
-from anyformer.transforms.rounding import round_off
+from anyformer.transforms.rounding import RoundedFormat, pack_nibbles, round_off
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -45,6 +46,20 @@ def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch):
         assert not fits_row_kernel(row, there(512, 1024).T)
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
         assert not fits_row_kernel(row, matrix)
+
+
+def test_who_4_bits_are_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(int4, "HAS_TRITON", True)
+    row, packed = there(1, 1, 512), torch.zeros(1024, 16, 16, dtype=torch.uint8)
+    assert not fits_int4_kernel(row, packed)  # it has no backward pass
+    with torch.no_grad():
+        assert fits_int4_kernel(row, packed)
+        assert not fits_int4_kernel(torch.zeros(1, 512, dtype=torch.bfloat16), packed)  # not on a GPU
+        assert not fits_int4_kernel(there(2, 512), packed)  # two rows
+        assert not fits_int4_kernel(there(1, 512, dtype=torch.float32), packed)
+        assert not fits_int4_kernel(row, torch.zeros(1024, 3, 96, dtype=torch.uint8))  # padded groups
+        assert not fits_int4_kernel(row, packed[:256])  # not worth it
+        assert not fits_int4_kernel(there(1, 640), torch.zeros(1024, 20, 16, dtype=torch.uint8))  # no whole blocks
 
 
 def random(*shape: int) -> Tensor:
@@ -89,3 +104,25 @@ def test_few_rows_of_8_bits(rows: tuple[int, ...], n: int, k: int, biased: bool)
     x, rounded, bias = random(*rows, k), round_off(random(n, k), 8), random(n) if biased else None
     found = int8_linear(x, rounded.q[:, 0], rounded.scale[:, 0], bias)
     torch.testing.assert_close(found, F.linear(x, rounded.dense(), bias), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "k", "group"), [(48, 512, 32), (37, 768, 96), (9, 2048, 128), (3, 6144, 32)])
+def test_4_bits(n: int, k: int, group: int, biased: bool, dtype: torch.dtype):
+    """Rows and columns that fill blocks or do not, and groups of several sizes; rounded once, at the end."""
+    x, bias = random(1, 1, k).to(dtype), random(n).to(dtype) if biased else None
+    rounded = round_off(random(n, k), 4, group)
+    found = int4_linear(x, interleave(pack_nibbles(rounded.q)), rounded.scale, bias)
+    exact = F.linear(x.double(), rounded.dense().double(), None if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("group", [32, 96])
+def test_the_order_of_4_bits_is_undone(group: int):
+    packed = pack_nibbles(round_off(random(5, 192), 4, group).q)
+    assert interleave(interleave(packed)).equal(packed)
+    assert not interleave(packed).equal(packed)
+    rounded = round_off(random(5, 192), 4, group)
+    assert RoundedFormat(rounded, torch.float32).dense().equal(rounded.dense())
