@@ -5,6 +5,7 @@ other module of the package names a private function of torch; a test reads the 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -102,6 +103,21 @@ def allow_dynamic_size(x: Tensor, axis: int) -> None:
     mark = getattr(torch._dynamo, "maybe_mark_dynamic", None)
     if mark is not None:
         mark(x, axis)
+
+
+def caching_custom_gradients() -> AbstractContextManager[Any]:
+    """Return a context in which torch also stores compiled graphs with custom autograd functions.
+
+    By default it traces such a graph and derives its gradients again in every process. Its key holds the traced
+    operations of both passes, so that a changed function is compiled again.
+    """
+    name = "autograd_cache_allow_custom_autograd_functions"
+    try:
+        from torch._functorch import config
+    except ImportError:
+        return nullcontext()
+    known = getattr(config, name, None) is not None
+    return config.patch(name, True) if known else nullcontext()
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:

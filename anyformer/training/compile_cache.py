@@ -26,6 +26,7 @@ import torch
 from anyformer.atomic_folder import remove
 from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.datasets.storage import cache_folder, sha256_of
+from anyformer.kernels.private import caching_custom_gradients
 from anyformer.processes import locked
 
 SETTING = "TORCHINDUCTOR_CACHE_DIR"
@@ -70,7 +71,8 @@ class CompileCache:
         before = os.environ.get(SETTING)
         os.environ[SETTING] = str(self.folder)
         try:
-            yield
+            with caching_custom_gradients():
+                yield
         finally:
             del os.environ[SETTING]
             os.environ |= {} if before is None else {SETTING: before}

@@ -31,6 +31,7 @@ NAMES = {
     "_foreach_mul",
     "_foreach_sub",
     "_foreach_zero_",
+    "_functorch",
     "_inductor",
     "_is_mkldnn_acl_supported",
     "_linear_pointwise",
@@ -138,6 +139,18 @@ def test_without_inductor_pdl_stays_off(monkeypatch: pytest.MonkeyPatch) -> None
         assert not repair_inductor()
     finally:
         repair_inductor.cache_clear()
+
+
+def test_custom_gradients_are_cached_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._functorch import config
+
+    name = "autograd_cache_allow_custom_autograd_functions"
+    with private.caching_custom_gradients():
+        assert getattr(config, name)
+    assert not getattr(config, name)
+    monkeypatch.setattr(torch._functorch, "config", object())  # a torch without this setting
+    with private.caching_custom_gradients():
+        pass
 
 
 def test_without_operators_arm_kernels_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
