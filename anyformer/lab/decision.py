@@ -86,9 +86,26 @@ def decide(
         if some := [one for one in counted if one.holds is word]:
             listed = "; ".join(f"“{one.name}”{f' (observed: {one.seen})' if one.seen else ''}" for one in some)
             verb = "is" if len(some) == 1 else "are"
-            return verdict(word, f"{len(some)} of {len(counted)} conditions {verb} {name}: {listed}", outcomes)
-    number = {1: "its condition is", 2: "both conditions are"}.get(len(counted), f"all {len(counted)} conditions are")
-    return verdict(True, f"{number} met", outcomes)
+            why = f"{len(some)} of {len(counted)} conditions {verb} {name}: {listed}{_others(counted, word)}"
+            return verdict(word, why, outcomes)
+    number = {1: "its condition", 2: "both conditions"}.get(len(counted), f"all {len(counted)} conditions")
+    before = {0: "", 1: "the precondition and ", 2: "both preconditions and "}.get(
+        len(needs), f"all {len(needs)} preconditions and "
+    )
+    return verdict(True, f"{before}{number} {'are' if needs or len(counted) > 1 else 'is'} met", outcomes)
+
+
+def _others(outcomes: Sequence[Outcome], named: bool | None) -> str:
+    """Return how many conditions have another outcome than the one that is named: "; the other 5 are met"."""
+    words = {True: "met", None: "undecided", False: "refuted"}
+    counts = {word: sum(one.holds is word for one in outcomes) for word in words if word is not named}
+    found = [(number, words[word]) for word, number in counts.items() if number]
+    if not found:
+        return ""
+    (number, first), *rest = found
+    if not rest:
+        return f"; the other {'one is' if number == 1 else f'{number} are'} {first}"
+    return "; of the others " + " and ".join(f"{n} {'is' if n == 1 else 'are'} {word}" for n, word in found)
 
 
 def outcomes_of(conditions: Sequence[More | Fact]) -> list[Outcome]:

@@ -37,6 +37,7 @@ class Experiment(ABC):
     parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
     minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: estimates, listed where nothing is measured
     alt: ClassVar[str]  # what the figure shows, in one sentence: its alternative text
+    spread: ClassVar[str] = "Bands: one standard deviation over seeds."  # in the figure, where there are seeds
     changed: ClassVar[str] = ""  # what was changed after a look at the data, in one sentence
     timed: ClassVar[bool] = False  # whether cells measure time: they are measured one after another
 

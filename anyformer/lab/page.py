@@ -15,8 +15,8 @@ CODE = "../../anyformer"  # from docs/lab
 TITLES: dict[Size, str] = {"quick": "At the quick size", "cpu": "On a CPU", "gpu": "On a GPU"}
 CLAIM: dict[Word, str] = {
     "holds": "holds",
-    "does not hold here": "does not hold",
-    "undecided at this size": "is undecided",
+    "does not hold here": "does not hold here",
+    "undecided at this size": "is undecided at this size",
 }
 
 SIZES = {  # values of cells on every page, and how they are written
@@ -87,23 +87,25 @@ def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> 
 
 def _repeat(experiment: Experiment, found: Found) -> str:
     """Return the commands that measure a claim again, how long they take, and where their results are."""
-    commands = []
+    commands, files = [], []
     for size, results in found.items():
         option = "" if size == "cpu" else f" --size {size}"
-        commands.append(f"`anyformer lab {experiment.name}{option}` (took {minutes_of(results):g} minutes)")
-    jobs = "one measurement at a time, because they are timed" if experiment.timed else "`--jobs N`: N at a time"
+        device = "" if experiment.timed else f" one after the other on one {'GPU' if size == 'gpu' else 'core'}"
+        commands.append(f"`anyformer lab {experiment.name}{option}` ({minutes_of(results):g} minutes{device})")
+        files.append(f"`runs/lab/{size}/{experiment.name}.jsonl`")
+    jobs = "one measurement at a time, because they are timed" if experiment.timed else "less with `--jobs N`"
     raw = " and ".join(f"[{size}](results/{size}/{experiment.name}.jsonl)" for size in found)
     return (
-        f"**Repeat with:** {' or '.join(commands)}. This measures everything again on your machine ({jobs}) and stores "
-        "the results under `runs/lab`; the same command then shows those without measuring again. The numbers below "
-        f"are from the results that come with this page: {raw}."
+        f"**Repeat with:** {' or '.join(commands)}; {jobs}. The first call measures everything and stores it in "
+        f"{' or '.join(files)}; later calls show what is stored. To measure again, delete that file. This page shows "
+        f"the results that come with it: {raw}."
     )
 
 
 def _figure(experiment: Experiment, size: Size, results: Sequence[Result]) -> list[str]:
     """Return a figure with its caption."""
     several = any(len(some) > 1 for some in settings(results).values())
-    band = " Bands and error bars, where drawn: one standard deviation over seeds." if several else ""
+    band = f" {experiment.spread}" if several and experiment.spread else ""
     caption = experiment.caption(results)
     return [
         f"![{experiment.alt}](figures/{experiment.name}-{size}.png)",
@@ -116,13 +118,15 @@ def rule_of(experiment: Experiment, code: str, found: Found) -> str:
     compares = any(_compares(experiment.judge(results)) for results in found.values())
     explained = experiment.explanation and f"\n- **Explanation:** {' '.join(experiment.explanation.split())}"
     changed = experiment.changed and (f"\n- **Changed after a look at data:** {experiment.changed} {_fresh(found)}")
-    return f"""Written in {code} before measurements that store its hash:
+    stale = any(is_stale(experiment, results) for results in found.values())
+    fixed = "runs below that are not marked as stale" if stale else "runs below"
+    return f"""This rule was fixed in {code} before the {fixed}; each of their results stores the rule's hash.
 
 - **Hypothesis:** {experiment.claim}
 - **Measure:** {experiment.measured or "see the table"}
 - **Decision rule:** {" ".join(experiment.prediction.split())}{f" {METHOD}." if compares else ""} The claim holds if \
-every condition is met, does not hold if one is refuted, and is undecided otherwise.{explained}
-- **Hash of the rule:** `{experiment.rule}`, stored with every result that is measured under it.{changed}"""
+every condition is met, does not hold here if one is refuted, and is undecided at this size otherwise.{explained}
+- **Hash of the rule:** `{experiment.rule}`.{changed}"""
 
 
 def _fresh(found: Found) -> str:
@@ -154,7 +158,7 @@ def _section(experiment: Experiment, size: Size, results: Sequence[Result], with
 def measured_on(results: Sequence[Result]) -> str:
     """Return the number of measurements, the sum of their minutes, and the machines that they ran on."""
     machines = Counter(result.machine for result in results)
-    total = f"{len(results)} measurements, {minutes_of(results):g} minutes added up"
+    total = f"{len(results)} measurements, {minutes_of(results):g} minutes in all"
     if len(machines) == 1:
         return f"{total}, each on {results[0].machine}."
     each = "; ".join(f"({i}) {count} on {machine}" for i, (machine, count) in enumerate(machines.items(), 1))
@@ -172,7 +176,7 @@ def _under(experiment: Experiment, results: Sequence[Result]) -> str:
     """Return under which rule results were measured, and whether that is the rule of today."""
     rules = sorted({result.rule for result in results})
     if not is_stale(experiment, results):
-        return f"Current: measured under the rule `{experiment.rule}`."
+        return "The results are up to date: they were measured under this version of the rule."
     before = " and ".join(f"under the rule `{rule}`" if rule else "before rules were stored" for rule in rules)
     return (
         f"**Stale:** measured {before}. The rule is now `{experiment.rule}`: this verdict applies a rule that was not "
@@ -223,8 +227,9 @@ def reading(experiment: Experiment, results: Sequence[Result]) -> str:
         told.append("± in a condition is the tolerance of the rule")
     if _compares(verdict):
         told.append("a difference is followed by its 95 % interval")
+        told.append("a significant difference above 0 supports the claim, one below 0 refutes it")
         if any("expected" in one.seen for one in verdict.outcomes):
-            told.append("where “more than x expected” follows, p is that of the difference from x")
+            told.append("where “more than x expected” follows, x takes the place of 0, in the test as well")
         told.append("g is a difference divided by the pooled standard deviation (Hedges)")
     if experiment.unit:
         told.append(f"losses are in {experiment.unit}")

@@ -96,9 +96,9 @@ intervals and effect sizes, limits, sources, the raw data and the command. `anyf
 smallest size, which has three seeds and is for a first look. `anyformer lab all --jobs 8` measures all of them side by
 side, and continues where it was stopped.
 
-A claim **holds** if every condition of its rule is met, **does not hold here** if one is refuted, and is **undecided**
-otherwise. A verdict is about these small models and synthetic tasks. A verdict is stale if its rule was changed after
-its data was measured, or if these data are older than the hashes of rules.
+A claim **holds** if every condition of its rule is met, **does not hold here** if one is refuted, and is **undecided
+at this size** otherwise. A verdict is about these small models and synthetic tasks. A verdict is stale if its rule was
+changed after its data was measured, or if these data are older than the hashes of rules.
 
 {markdown(rows)}
 ## By part

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MAX_DECIMALS = 6  # smaller values are written with a power of 10
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -16,9 +18,15 @@ class Summary:
     count: int
 
     def __str__(self) -> str:
+        """Return the mean with as many decimals as two significant digits of the deviation have."""
         if self.count < 2 or not math.isfinite(self.deviation):
             return f"{self.mean:.4g}"
-        return f"{self.mean:.4g} ± {self.deviation:.2g}"
+        if self.deviation == 0:
+            return f"{self.mean:.4g} ± 0"
+        decimals = max(0, 1 - math.floor(math.log10(self.deviation)))
+        if decimals > MAX_DECIMALS:
+            return f"{self.mean:.4g} ± {self.deviation:.2g}"
+        return f"{self.mean:.{decimals}f} ± {self.deviation:.{decimals}f}"
 
 
 def summary(values: Sequence[float]) -> Summary:

@@ -48,7 +48,17 @@ def test_shown_outcomes_do_not_count() -> None:
 
 def test_a_verdict_quotes_the_condition_and_what_was_observed() -> None:
     found = decide([Fact("half are right", False, "0.1"), Fact("b", True)])
-    assert found.why == "1 of 2 conditions is refuted: “half are right” (observed: 0.1)"
+    assert found.why == "1 of 2 conditions is refuted: “half are right” (observed: 0.1); the other one is met"
+
+
+def test_a_verdict_counts_all_conditions() -> None:
+    met, refuted, undecided = Fact("a", True), Fact("b", False, "0.1"), Fact("c", None)
+    assert decide([met, met, met], requires=[met]).why == "the precondition and all 3 conditions are met"
+    assert decide([met], requires=[met, met]).why == "both preconditions and its condition are met"
+    assert decide([met]).why == "its condition is met"
+    assert decide([met, met, undecided]).why == "1 of 3 conditions is undecided: “c”; the other 2 are met"
+    assert decide([met, refuted, undecided]).why.endswith("; of the others 1 is met and 1 is undecided")
+    assert decide([undecided, undecided]).why == "2 of 2 conditions are undecided: “c”; “c”"
 
 
 def test_more_comparisons_need_more_evidence() -> None:

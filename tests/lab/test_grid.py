@@ -164,7 +164,7 @@ def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
     none, rotary, same = line("none", 0.5, 0.51, 0.52), line("rotary", 0.1, 0.11, 0.12), line("alibi", 0.1, 0.13, 0.12)
     told = verdict([none, rotary, same], "loss")
     assert told.startswith(
-        "best: position=rotary (loss 0.11 ± 0.01); significantly better than position=none (p < 0.001); "
+        "best: position=rotary (loss 0.110 ± 0.010); significantly better than position=none (p < 0.001); "
     )
     assert "; not significantly better than position=alibi (p = 0." in told
     assert verdict([none, rotary], "exact_match").startswith("best: position=none")
@@ -179,10 +179,10 @@ def test_the_table_is_aligned_and_has_the_metrics_of_the_task() -> None:
         dataclasses.replace(line("rotary", 0.1), others={"exact_match": (0.9,)}, difference=0.01),
     ]
     header, first, second = aligned(cells(lines, "loss")).splitlines()
-    assert header.split(" | ")[2:4] == ["p vs first row", "exact_match "]
+    assert header.split(" | ")[2:4] == ["p vs first row", "exact_match  "]
     assert [row.index("|", 2) for row in (header, second)] == [len("| position=rotary ")] * 2
     assert len(header) == len(second) == len(first) + 2  # Korean letters are twice as wide
-    assert "0.25 ± 0.071" in first
+    assert "0.250 ± 0.071" in first
     assert "diverged" not in header
 
 

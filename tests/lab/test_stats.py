@@ -62,5 +62,12 @@ def test_a_power_law_is_found(exponent: float, factor: float) -> None:
 def test_summary() -> None:
     found = summary([1.0, 2.0, 3.0])
     assert (found.mean, found.deviation, found.count) == (2, 1, 3)
-    assert str(found) == "2 ± 1"
+    assert str(found) == "2.0 ± 1.0"
     assert str(summary([2.5])) == "2.5"
+
+
+@given(st.floats(0.01, 100), st.floats(1e-4, 10))
+def test_a_mean_has_as_many_decimals_as_its_spread(middle: float, apart: float) -> None:
+    mean, deviation = str(summary([middle - apart, middle, middle + apart])).split(" ± ")
+    assert len(mean.partition(".")[2]) == len(deviation.partition(".")[2])
+    assert float(deviation) == pytest.approx(apart, rel=0.06)

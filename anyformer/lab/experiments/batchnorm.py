@@ -60,6 +60,7 @@ is at its best, are shown and not part of the claim."""
         "Loss on unseen rows of layer norm and batch norm for sorted and mixed batches, and the part due to running "
         "statistics"
     )
+    spread = "A dot is one seed, the bar their mean, and the error bar one standard deviation."
     changed = (
         "Three seeds of batch norm did not separate it from layer norm (± 0.4 to 0.6) and were followed by three more; "
         "now every setting has ten."

@@ -63,6 +63,10 @@ up to 6."""
     parts = ("config/mixer.py", "nn/block.py", "nn/convolution.py")
     minutes = (1.3, 5, 3)
     alt = "Training loss by step and final loss of models without a mixer, beside the bigram and trigram entropies"
+    spread = (
+        "Above, bands: one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
+        "standard deviation."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, letters, length, steps = {

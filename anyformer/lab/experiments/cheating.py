@@ -51,6 +51,10 @@ mask sorts more than half."""
     parts = ("attention/layout.py", "config/pattern.py", "tasks/lm.py")
     minutes = (2, 10, 3)
     alt = "Training loss with and without the causal mask, and loss and sorted rows of both in decoding"
+    spread = (
+        "Left, bands: one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
+        "the error bar one standard deviation."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, letters, length, steps = {

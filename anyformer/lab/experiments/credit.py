@@ -79,6 +79,7 @@ judged."""
     parts = ("nn/recurrent.py", "nn/convolution.py", "nn/attention.py")
     minutes = (4, 27, 20)
     alt = "Gradient norm over a gap before training and letters copied over it after training, for four mixers"
+    spread = "Right, bands: one standard deviation over seeds. Left, geometric means over seeds."
     changed = (
         "Means of gradients were arithmetic at first; they are geometric now, in table, figure and verdict, which is "
         "the same either way."

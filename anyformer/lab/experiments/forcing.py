@@ -74,6 +74,10 @@ Nothing is said about beam search, where smoothing has other effects."""
         "Fraction of words right by position with the right words or its own as input; perplexity and words right by "
         "smoothing"
     )
+    spread = (
+        "Above, bands: one standard deviation over seeds. Below, a dot is one seed, the error bar one "
+        "standard deviation, and the bar on the right their mean."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, words, length, rows, steps = {

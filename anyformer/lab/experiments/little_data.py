@@ -79,6 +79,7 @@ stopped."""
     parts = ("nn/attention.py", "nn/convolution.py", "nn/recurrent.py")
     minutes = (2.5, 18, 10)
     alt = "Loss on unseen rows by the number of training rows for three mixers, and how exactly each keeps its symmetry"
+    spread = "Above, bands: one standard deviation over seeds. Below, a dot is one seed."
 
     def cells(self, size: Size) -> list[Cell]:
         width, letters, length, counts, steps = {

@@ -74,6 +74,7 @@ of a long one: after 300 steps of `shakespeare-gpu` AdamW has losses of 2.516, 2
         "In a first quick run the best of five rates was the largest one; a sixth was added before all runs shown."
     )
     alt = "Validation loss by step of Muon and AdamW with their best learning rates, and by learning rate in tuning"
+    spread = "Left, bands: one standard deviation over seeds."
 
     def __init__(self) -> None:
         self.best: dict[tuple[str, str], float] = {}  # learning rate by recipe and optimiser, once it is tuned

@@ -85,6 +85,10 @@ the order a causal mask gives away depends on depth and training."""
         "Rows copied, reversed and sorted by position scheme; loss by the scale of token embeddings; training loss on "
         "sorting"
     )
+    spread = (
+        "Above, a dot is one seed, the bar their mean, and the error bar one standard deviation. Below, "
+        "bands: one standard deviation over seeds."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, tokens, steps = {

@@ -85,6 +85,7 @@ steps. Larger states hold more pairs: the claim is about a number of pairs beyon
     parts = ("kernels/linear_recurrence.py", "nn/state_mixers/gated_delta.py", "nn/attention.py", "cache/states.py")
     minutes = (13, 60, 30)
     alt = "Values recalled by the number of pairs, and FLOPs by length, for attention, mixers with a state and a hybrid"
+    spread = "Left, bands: one standard deviation over seeds; the FLOPs on the right are exact."
 
     def cells(self, size: Size) -> list[Cell]:
         steps, pairs, rates = {

@@ -48,6 +48,10 @@ nothing about where training ends."""
     parts = ("config/position.py", "attention/position_module.py", "nn/inputs.py")
     minutes = (2, 4, 8)
     alt = "Training loss by step on sorting with learned and sinusoidal positions, for a decoder and an encoder–decoder"
+    spread = (
+        "Above, bands: one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
+        "standard deviation."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, tokens, steps, rates = {

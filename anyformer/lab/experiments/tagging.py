@@ -86,6 +86,10 @@ pretrained vectors, far from the best taggers."""
         "depend on the word before instead."
     )
     alt = "Fraction of words tagged right by a window and by self-attention: near words, and by distance of the marker"
+    spread = (
+        "Left, a dot is one seed, the bar their mean, and the error bar one standard deviation. Right, bands: "
+        "one standard deviation over seeds."
+    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, length, steps = {
