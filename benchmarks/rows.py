@@ -89,6 +89,11 @@ ROWS: dict[str, dict[str, Row]] = {
         ),
         "idle_shakespeare": Row("training step of `shakespeare-gpu`", "time with no kernel running", kind="alone"),
         "idle_multi30k": Row("training step of `multi30k-en-de`", "time with no kernel running", kind="alone"),
+        "start_shakespeare": Row(
+            "`anyformer train shakespeare-gpu`", "from the start of the process to the first loss, with stored code",
+            kind="alone",
+        ),
+        "start_shakespeare_cold": Row("the same", "without stored code", kind="alone"),
         "memory": Row("peak memory of a training step", "measured ÷ predicted, worst of 8 cases", kind="alone"),
     },
     "cpu": {
