@@ -28,7 +28,7 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: flo
     if lowered.reads_whole_rows:
         return _read_rows(q, k, v, lowered, scale)
     mask = lowered.mask if lowered.bias is None else None  # a bias is -inf where masked
-    table, size = (None, 1) if lowered.pages is None else lowered.pages[:2]
+    table, size = (lowered.origins, 0) if lowered.pages is None else lowered.pages[:2]
     mean = _read_cache(q.to(k.dtype), k, v.to(k.dtype), mask, lowered.bias, table, size, scale)
     return mean.to(q.dtype).transpose(1, 2)
 
@@ -117,9 +117,13 @@ def _read_cache(
     size: int,
     scale: float,
 ) -> Tensor:
-    """Return the means of the values [b, t, h, k_v]; with a table of pages, keys and values are pools of them."""
+    """Return the means of the values [b, t, h, k_v].
+
+    With a table of pages of `size` tokens, keys and values are pools of them. With a size of 0 the table has the row
+    that holds each key, int [b, s].
+    """
     out = _like(q, k, v, mask, bias, table, size, scale)
-    slots = k.shape[2] if table is None else table.shape[1] * size
+    slots = table.shape[1] * size if table is not None and size else k.shape[2]
     problem = Problem(q, k, v, mask, bias, table, size, slots, scale)
     if (n := count_parts(len(q), k.shape[1], slots)) == 1:
         launch(problem, out[None], None)
@@ -139,8 +143,8 @@ class Problem(NamedTuple):
     v: Tensor
     mask: Tensor | None
     bias: Tensor | None
-    table: Tensor | None  # int [b, pages]
-    size: int  # tokens of a page
+    table: Tensor | None  # int [b, pages], or the row of each key [b, s]
+    size: int  # tokens of a page; 0: there are none
     slots: int  # keys of a row, visible or not
     scale: float
 
@@ -164,8 +168,8 @@ def launch(problem: Problem, out: Tensor, weights: Tensor | None) -> None:
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *_strides(mask, (0, 2, 3)), *_strides(bias, (0, 1, 2, 3)), b * t * h,
         0 if table is None else table.stride(0), g, h // g, t, s, span, width, k_v,
-        PAGE=0 if table is None else size, MASKED=mask is not None, BIASED=bias is not None, WHOLE=weights is None,
-        EARLY=early, ROWS=rows, KEYS=keys,
+        PAGE=size, ORIGINS=table is not None and not size, MASKED=mask is not None, BIASED=bias is not None,
+        WHOLE=weights is None, EARLY=early, ROWS=rows, KEYS=keys,
         K=max(16, next_power_of_two(width)), V=max(16, next_power_of_two(k_v)),
         num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip

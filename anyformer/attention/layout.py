@@ -58,6 +58,7 @@ class Layout(NamedTuple):
     continues_cache: bool = False  # its tokens follow, in order, those that a cache holds
     coordinates: Tensor | None = None  # int [b, t, 3]: time, row and column, if a scheme reads them
     pages: Pages | None = None  # of keys in a paged cache that a kernel can read there; None: others, or a copy of them
+    origins: Tensor | None = None  # int [b, t]: the row of a cache that holds each key; None: its own row
     whole: WholeRows | None = None  # the rows that these tokens are a part of; None: these are whole rows
 
     @classmethod

@@ -49,7 +49,8 @@ def lower(
                 lowered = FewQueries(pages=pages)
             else:
                 bias = positions.bias(q.positions, k.positions, causal)
-                lowered = lower_few(pattern, q, k, role, bias)._replace(pages=pages)
+                origins = k.origins if needs.latent is None else None
+                lowered = lower_few(pattern, q, k, role, bias)._replace(pages=pages, origins=origins)
         case "eager":
             lowered = dense()._replace(kernel="eager")
         case "sdpa":

@@ -42,6 +42,7 @@ class FewQueries(NamedTuple):
     mask: Tensor | None = None
     bias: Tensor | None = None
     pages: Pages | None = None  # keys and values are pools [1, g, slots, k], read by these; None: they are [b, g, s, k]
+    origins: Tensor | None = None  # int [b, s]: the row that holds each key (beams); None: each row has its own
 
     @property
     def reads_whole_rows(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout, check, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
-from anyformer.cache.ring import FirstTokens, Ring, RowSlots, Slots, Step
+from anyformer.cache.ring import FirstTokens, Ring, RowSlots, SharedSlots, Slots, Step
 from anyformer.cache.states import StateCache, StateSizes
 from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
@@ -59,6 +59,7 @@ class Cache:
         self.following = torch.zeros(batch, dtype=torch.long, device=device)  # position after it
         self.by_row = False  # each row has separate slots (`split_rows`)
         self.row_length = torch.zeros_like(self.following)  # then: the next slot of each row
+        self.origins: Tensor | None = None  # int [b, slots]: the row that holds each token (`share_rows`)
         self.source: Layout | None = None  # layout of the encoder's tokens
         self.states: Tensor | None = None  # recurrent encoder states from which decoder layers start [b, s, h]
 
@@ -169,7 +170,7 @@ class Cache:
         else:
             self.length += length
         self._update_newest(positions, new.segments)
-        own = Step(Layout(self.positions, self.segments, self.marks), writer)
+        own = Step(Layout(self.positions, self.segments, self.marks, origins=self.origins), writer)
         if first:
             own, self.fresh = Step(new, FirstTokens(writer)), False
         steps: dict[int | None, Step] = {None: own}
@@ -181,11 +182,26 @@ class Cache:
             self.length.is_cuda and torch.cuda.is_current_stream_capturing()
         )
 
-    def _writer(self, segments: Tensor) -> Slots | RowSlots:
+    def _writer(self, segments: Tensor) -> Slots | RowSlots | SharedSlots:
         """Return the slots of new tokens with these segments [b, t]."""
         if self.by_row:
             return RowSlots(self.slots_of(real(segments)))
-        return Slots(self.length + torch.arange(segments.shape[1], device=self.length.device))
+        at = self.length + torch.arange(segments.shape[1], device=self.length.device)
+        if self.origins is None:
+            return Slots(at)
+        rows = torch.arange(len(segments), device=at.device)[:, None]
+        self.origins.index_copy_(1, at, rows.expand_as(segments))
+        return SharedSlots(at, self.origins)
+
+    def share_rows(self) -> None:
+        """Let `reorder` move no keys and values from here on: rows read each other's, by a table of origins."""
+        assert not self.by_row
+        self.origins = torch.zeros_like(self.positions)
+        self._read_own_rows()
+
+    def _read_own_rows(self) -> None:
+        if self.origins is not None:
+            self.origins.copy_(torch.arange(len(self.origins), device=self.origins.device)[:, None])
 
     def split_rows(self) -> None:
         """Give each row separate slots from here on: those of removed tokens are written again, without gaps.
@@ -236,6 +252,7 @@ class Cache:
             x.zero_()
         self.segments.fill_(PADDING)
         self.marks, self.taken, self.fresh, self.by_row = None, 0, True, False
+        self._read_own_rows()
         for ring in self.rings.values():
             ring.reset()
 
@@ -255,6 +272,7 @@ class Cache:
             states = None if other.states is None else copied(other.states)
             self.keep_source(source._replace(positions=copied(source.positions), segments=segments), states)
         self.marks = None if other.marks is None else copied(other.marks)
+        self._read_own_rows()
         self.length.copy_(other.length)
         self.row_length.unflatten(0, (-1, copies)).copy_(other.row_length[:, None])
         self.taken, self.fresh, self.by_row = other.taken, other.fresh, other.by_row
@@ -330,6 +348,10 @@ class Cache:
         if rows.shape != self.segment.shape:
             raise ValueError(f"rows has shape {list(rows.shape)}, expected {list(self.segment.shape)} like the batch")
         state = [x for layer in self.layers for x in layer.own()]
+        if self.origins is not None:
+            assert group_size is not None
+            state = [x for layer in self._unshared() for x in layer.own()]
+            self.origins.copy_(self.origins.index_select(0, rows))
         source: list[Tensor] = []  # a source of as many tokens as there are slots is full from the start
         if group_size is None:
             state = self._state()
@@ -349,6 +371,11 @@ class Cache:
             state = [x for x in state if not can_reorder_in_groups(x, group_size)]
         for x in (*(x[:, :, : self.taken] if self._can_skip_empty(x) else x for x in state), *source):
             x.copy_(x.index_select(0, rows))
+
+    def _unshared(self) -> list[LayerCache | StateCache]:
+        """Return the layers that store a window or a state, which `share_rows` does not concern."""
+        sized = zip(self.layers, self.sizes, strict=True)
+        return [x for x, size in sized if isinstance(x, StateCache) or size.reach in self.rings]
 
     def _can_skip_empty(self, x: Tensor) -> bool:
         """Return whether the host can skip the empty slots of x."""

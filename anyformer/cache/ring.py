@@ -37,6 +37,25 @@ class Slots(NamedTuple):
         return stored
 
 
+class SharedSlots(NamedTuple):
+    """The same slots for all rows, each of which reads slots of other rows, too (beams)."""
+
+    at: Tensor  # int [t]
+    origins: Tensor  # int [b, slots]: the row that holds each token
+    gathers: bool = True  # return copies of what the rows read; otherwise what is stored, for a kernel that finds it
+
+    def store(self, stored: Tensor, new: Tensor) -> None:
+        stored.index_copy_(2, self.at, new)
+
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        self.store(stored, new)
+        return self.read(stored) if self.gathers else stored
+
+    def read(self, stored: Tensor) -> Tensor:
+        groups, slots = (torch.arange(n, device=stored.device) for n in stored.shape[1:3])
+        return stored[self.origins[:, None], groups[:, None], slots]
+
+
 class RowSlots(NamedTuple):
     """Slots that differ between rows; in a ring, their old tokens are outside every window."""
 

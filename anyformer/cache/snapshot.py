@@ -49,6 +49,7 @@ class Snapshot(NamedTuple):
 
 def snapshot(cache: Cache, row: int) -> Snapshot:
     """Copy one row of a cache, which must hold one text from its start."""
+    assert cache.origins is None, "a row is in one piece only if rows are not shared"
     slots = real(cache.segments[row]).nonzero()[:, 0]
     layers = []
     for size, layer in zip(cache.sizes, cache.layers, strict=True):

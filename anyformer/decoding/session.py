@@ -23,6 +23,7 @@ from anyformer.decoding.prefix_cache import Fingerprint, Reuse
 from anyformer.decoding.request import Request
 from anyformer.decoding.step import compiled, step
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
+from anyformer.kernels.runtime import HALF, HAS_TRITON
 from anyformer.nn.inputs import TokenInput
 from anyformer.nn.model import Transformer
 
@@ -65,11 +66,15 @@ class Session:
         self._key: Hashable = None
         if request.marks is None and request.media is None and buffers.captures(device):
             source = (sizes[1], prompts.segments is None) if pair else None
-            self._key = buffers.key_of(model, len(ids), copies, slots, budget, source, kind, slack, request.compile)
+            self._key = buffers.key_of(
+                model, len(ids), copies, slots, budget, source, kind, slack, request.compile, request.reuse is None
+            )
         own = None if self._key is None else buffers.take_buffers(model, self._key)
         if own is None:
             own_prompts = model.new_cache(len(ids), slots, kind=kind, slack=slack)
             rows = own_prompts if copies == 1 else model.new_cache(copies * len(ids), slots, kind=kind, slack=slack)
+            if copies > 1 and _can_share_rows(rows) and request.reuse is None:
+                rows.share_rows()
             own = DecodeBuffers(rows, own_prompts)
         self.buffers, self.cache, self._ids, self._present = own, own.cache, own.ids, own.present
         # of what was read last [rows, n, d], and of the next token [rows, v]
@@ -271,6 +276,12 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
         raise ValueError("only a decoder without an encoder has prompts to reuse: leave `reuse` out")
     segments = None if segments is None else segments.expand(batch, length)
     return (batch, length), Prompts(ids, segments, marks, request.chunk, media=media)
+
+
+def _can_share_rows(cache: Cache) -> bool:
+    """Return whether beams read each other's keys and values in the cache: by the kernel of few queries."""
+    stored = [x for layer in cache.layers for x in layer.own()]
+    return HAS_TRITON and cache.length.is_cuda and all(x.dtype in HALF for x in stored if x.dim() == 4)
 
 
 def _with_prefixes(prompts: Prompts, reuse: Reuse, model: Transformer, like: Cache) -> Prompts:

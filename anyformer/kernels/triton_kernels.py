@@ -93,14 +93,14 @@ def read_cache(
     q, k, v, mask, bias, table, out, weight, scale,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, mask_b, mask_t, mask_s, bias_b, bias_h, bias_t, bias_s, out_n,
     table_b, groups, shared, t, s, span, key_width, value_width,
-    PAGE: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    PAGE: tl.constexpr, ORIGINS: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr,
+    EARLY: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """Attention of few queries to many keys: a program reads `span` keys of one group, for all heads that share them.
 
     It writes the weighted means of its values [n, b, t, h, k_v] and log2 of the sum of their weights [n, b, t, h].
     The latter are omitted if one part covers all keys (WHOLE). With pages of PAGE tokens, keys and values are pools,
-    and `table` has the pages of each row; 0: each row has its own.
+    and `table` has the pages of each row; 0: each row has its own. With ORIGINS, `table` has the row of each key.
     """
     if EARLY:
         gdc_wait()
@@ -126,6 +126,9 @@ def read_cache(
                 page = tl.load(table + b * table_b + slot // PAGE, mask=slot < s, other=0).to(tl.int64)
                 at_key = k + g * k_g + (page * PAGE + slot % PAGE) * k_s
                 at_value = v + g * v_g + (page * PAGE + slot % PAGE) * v_s
+            elif ORIGINS:
+                origin = tl.load(table + b * table_b + slot, mask=slot < s, other=0).to(tl.int64)
+                at_key, at_value = k + origin * k_b + g * k_g + slot * k_s, v + origin * v_b + g * v_g + slot * v_s
             else:
                 at_key, at_value = k + b * k_b + g * k_g + slot * k_s, v + b * v_b + g * v_g + slot * v_s
             there = (slot < s)[None] & (x < key_width)[:, None]

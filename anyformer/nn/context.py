@@ -9,7 +9,7 @@ from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import FewQueries, Relation
 from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.paged import PagedLayer, PagedSlots
-from anyformer.cache.ring import FirstTokens, SlotWriter
+from anyformer.cache.ring import FirstTokens, SharedSlots, SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
 from anyformer.cache.states import StateCache
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -52,12 +52,12 @@ class CacheWriter(NamedTuple):
     layer: LayerCache | StateCache | PagedLayer
     write_at: SlotWriter
 
-    def append(self, k: Tensor, v: Tensor, by_page: bool = False) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k], or their pools."""
+    def append(self, k: Tensor, v: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k], or all that is stored."""
         assert not isinstance(self.layer, StateCache), "a recurrent mixer writes its state itself"
         writer = self.write_at
-        if by_page:
-            assert isinstance(writer, PagedSlots)
+        if in_place:
+            assert isinstance(writer, PagedSlots | SharedSlots)
             writer = writer._replace(gathers=False)
         return self.layer.append(k, v, writer)
 
@@ -109,16 +109,16 @@ class Context(NamedTuple):
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values [b, g, t, k] in the cache, if any; return all that can be read [b, g, s, k].
 
-        If the kernel reads pages, return the pools of these [1, g, slots, k].
+        If the kernel finds them by a table, return all that is stored: [b, g, slots, k], or pools [1, g, slots, k].
         """
         if self.cache is None:
             return k, v
-        return self.cache.append(k, v, by_page=_reads_pages(self.relation))
+        return self.cache.append(k, v, in_place=_reads_in_place(self.relation))
 
     def read_cross(self) -> tuple[Tensor, Tensor]:
         """Return the keys and values of cross-attention from the cache [b, g, s, k], or the pools of their pages."""
         assert self.cache is not None
-        return self.cache.layer.read_cross(_reads_pages(self.cross))
+        return self.cache.layer.read_cross(_reads_in_place(self.cross))
 
     def with_memory(self, x: Tensor) -> Tensor:
         """Return the tokens of the segment memory, then new ones [b, t, d]."""
@@ -139,6 +139,7 @@ class Context(NamedTuple):
         return x if self.taps is None else self.taps(name, x)
 
 
-def _reads_pages(relation: Relation | None) -> bool:
+def _reads_in_place(relation: Relation | None) -> bool:
+    """Return whether the kernel finds keys and values in the cache by a table."""
     lowered = None if relation is None else relation.lowered
-    return isinstance(lowered, FewQueries) and lowered.pages is not None
+    return isinstance(lowered, FewQueries) and (lowered.pages is not None or lowered.origins is not None)

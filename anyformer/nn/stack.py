@@ -178,7 +178,7 @@ class BlockStack(nn.Module):
             if plan.level:
                 q = k = levels[plan.level]
             role: Role = "part" if q.whole is not None else "cached" if cached and k is not layout else "self"
-            k = k._replace(pages=None) if tapped else k  # taps read keys and values by row
+            k = k._replace(pages=None, origins=None) if tapped else k  # taps read keys and values by row
             positions = cast(Positions, self.schemes[plan.scheme])
             absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
             needs = plan.needs.absorbed() if absorbs else plan.needs

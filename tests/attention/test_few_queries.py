@@ -83,6 +83,12 @@ def test_as_eager(rows: int, heads: int, groups: int, t: int, s: int, widths: tu
     eager, scoring = densify(lowered)._replace(kernel="eager"), Scoring(0.3)
     exact = attend(*(x.double() for x in (q, k, v)), eager, scoring)
     torch.testing.assert_close(attend(q, k, v, lowered, scoring).double(), exact, atol=1e-5, rtol=1e-5)
+    dice = torch.Generator().manual_seed(s)
+    origins = torch.randint(rows, (rows, s), generator=dice)  # the row that holds each key
+    places = origins[:, None], torch.arange(groups)[:, None], torch.arange(s)
+    exact_shared = attend(*(x.double() for x in (q, k[places], v[places])), eager, scoring)
+    shared = attend(q, k, v, lowered._replace(origins=origins), scoring)
+    torch.testing.assert_close(shared.double(), exact_shared, atol=1e-5, rtol=1e-5)
     if kind != "none":
         keys, values, pages = to_pages(k, v, 16)
         filled = lowered._replace(

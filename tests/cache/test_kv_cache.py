@@ -186,6 +186,29 @@ def test_copies_of_a_prompt_share_a_layout(kind: str):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["auto", "static"])
+def test_beams_read_rows_that_stay_in_place(kind: str):
+    """As if keys and values moved with the beams; also in a cache that was used before, in rings and compressed."""
+    model, ids, source = build(config(encoder=True)), tokens(0, 2, 3), tokens(1, 2, 5)
+    shared, plain = (model.new_cache(6, 9, kind=kind) for _ in range(2))
+    shared.share_rows()
+    for seed in range(2):
+        prompts = model.new_cache(2, 9, kind=kind)
+        model(source, ids, cache=prompts)
+        for cache in (shared, plain):
+            cache.reset()
+            cache.fill(prompts, 3)
+        for i in range(6):
+            new = tokens(10 * seed + i, 6, 1)
+            close(model.decode(new, cache=shared), model.decode(new, cache=plain))
+            choice = torch.randint(3, (2, 3), generator=torch.Generator().manual_seed(10 * seed + i))
+            rows = (choice + torch.tensor([[0], [3]])).flatten()
+            for cache in (shared, plain):
+                cache.reorder(rows, group_size=3)
+    unmoved = [x for layer in shared.layers for x in layer.own()]
+    assert any(not torch.equal(x, y) for x, y in zip(unmoved, plain._state()[-len(unmoved) :], strict=True))
+
+
 @pytest.mark.parametrize("rows", [[0], [0, 1, 1], [[0, 1]]])
 def test_reorder_takes_one_row_for_each(rows: list):
     with pytest.raises(ValueError, match=r"rows has shape .*, expected \[2\] like the batch"):

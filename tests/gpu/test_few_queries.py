@@ -10,7 +10,7 @@ from torch import Tensor
 from anyformer import presets
 from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import LM, Attention, Block, ModelConfig, Rotary, Stack, Tokens, Window
-from anyformer.decoding import buffers
+from anyformer.decoding import buffers, session
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.generate import generate, stream
 from anyformer.decoding.request import Request
@@ -132,6 +132,25 @@ def test_beams_on_a_graph(name: str, compile: bool, plain: Callable[..., Any]):
         torch.testing.assert_close(ours.scores, alone.scores, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", ["t5", "llama", "window", "deepseek"])
+def test_beams_read_rows_that_stay_in_place(name: str, compile: bool, monkeypatch: pytest.MonkeyPatch):
+    """In half precision, as if keys and values moved: the same kernel reads the same values from elsewhere."""
+    model = sharpened(build(name)).bfloat16()
+    options: dict[str, Any] = {"beams": 4, "max_new_tokens": 40, "n_best": 2, "stop": (4,)}
+    problems = [prompts(seed) for seed in range(1, 4)]
+    with evaluating(model):
+        assert Session(model, Request(problems[0][0], max_new_tokens=2), copies=4).cache.origins is not None
+    ours = [beam_search(model, ids, segments=segments, compile=compile, **options) for ids, segments in problems]
+    monkeypatch.setattr(session, "_can_share_rows", lambda cache: False)
+    moved = build(name).bfloat16()  # without the graphs of the first
+    moved.load_state_dict(model.state_dict())
+    for found, (ids, segments) in zip(ours, problems, strict=True):
+        other = beam_search(moved, ids, segments=segments, compile=compile, **options)
+        assert torch.equal(found.ids, other.ids)
+        torch.testing.assert_close(found.scores, other.scores)
+
+
 @pytest.mark.parametrize("name", ["t5", "llama", "window"])
 def test_nothing_is_compiled_while_a_step_is_captured(name: str):
     """A compiler that runs then may read from the device, which ends the capture with an error."""
@@ -187,13 +206,13 @@ def test_the_next_call_finds_the_graph(plain: Callable[..., Any]):
 def test_a_step_asks_nothing_of_the_host(name: str):
     model, (ids, segments) = build(name), prompts()
     with evaluating(model):
-        session = Session(model, Request(ids, max_new_tokens=20, segments=segments))
+        running = Session(model, Request(ids, max_new_tokens=20, segments=segments))
         for i in range(12):
             if i == 3:  # plain, captured and replayed once
                 torch.cuda.set_sync_debug_mode("error")
             try:
-                new = session.logits.argmax(dim=-1, keepdim=True)
-                session.read(new, torch.ones_like(new, dtype=torch.bool))
+                new = running.logits.argmax(dim=-1, keepdim=True)
+                running.read(new, torch.ones_like(new, dtype=torch.bool))
             except BaseException:
                 torch.cuda.set_sync_debug_mode("default")
                 raise

@@ -232,6 +232,13 @@ def test_decode_equals_eager(shape: str, kind: str, measured: Callable[..., None
         for run in (attend, torch.compile(attend)) if shape == "one row" else (attend,):
             ours = run(*(x.to(dtype) for x in tensors), few, scoring)
             compare({"out": ours}, exact, torch.bfloat16, measured)
+        origins = (random(5, b, s) * 100).long() % b  # the row that holds each key
+        places = origins[:, None], torch.arange(g, device=CUDA)[:, None], torch.arange(s, device=CUDA)
+        q, keys, values = tensors
+        eager = densify(few)._replace(kernel="eager")
+        elsewhere = {"out": attend(q, keys[places], values[places], eager, scoring)}
+        shared = attend(*(x.to(dtype) for x in tensors), few._replace(origins=origins), scoring)
+        compare({"out": shared}, elsewhere, torch.bfloat16, measured)
         if kind != "full":
             q, keys, values = (x.to(dtype) for x in tensors)
             keys, values, pages = to_pages(keys, values, 16)
