@@ -22,7 +22,7 @@ from anyformer.decoding.request import Request, RequestOptions, check_request
 from anyformer.decoding.session import Read, Session
 from anyformer.decoding.step import compiled
 from anyformer.decoding.strategy import Beam, EarlyStopping
-from anyformer.decoding.top_k import top_candidates
+from anyformer.decoding.top_k import top_candidates, topk_short
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
@@ -183,7 +183,7 @@ class Search:
             ends = ends & (stops | complete)
         ended = self.answers[parents[:, :width]].index_copy(2, step, tokens[:, :width, None])
         scores = torch.cat((self.scores, (scores / divisor).where(ends, -math.inf)), dim=1)
-        scores, best = scores.topk(width)
+        scores, best = topk_short(scores, width)
         self.scores.copy_(scores)
         self.lengths.copy_(torch.cat((self.lengths, ends * new), dim=1).gather(1, best))
         index = best[..., None].expand(-1, -1, ended.shape[2])

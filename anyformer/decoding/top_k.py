@@ -10,6 +10,7 @@ from anyformer.kernels.beam_candidates import can_find_candidates, find_candidat
 from anyformer.kernels.runtime import at_least_fp32
 
 PART = 256  # elements whose maximum is compared first
+MAX_RANKED = 32  # elements of a row that are compared with each other
 
 
 def top_candidates(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,6 +50,24 @@ def topk_logsumexp(x: Tensor, k: int, part: int = PART) -> tuple[Tensor, Tensor,
     values, at = among.topk(k)
     index = best.gather(1, at // part) * part + at % part
     return values, index.clamp(max=x.shape[1] - 1), total  # only -inf padding is past the end
+
+
+def topk_short(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest elements of each short row of x [n, m], none of them NaN, and their indices, [n, k] each."""
+    compiled = x.is_cuda and torch.compiler.is_compiling()
+    return topk_by_rank(x, k) if compiled and x.shape[1] <= MAX_RANKED else x.topk(k)
+
+
+def topk_by_rank(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Do the same, of equal elements the first one first, by counting how many precede each.
+
+    The compiler fuses this with neighbouring operations; torch's top-k takes two kernels.
+    """
+    index = torch.arange(x.shape[1], device=x.device)
+    own, other = x[:, :, None], x[:, None]
+    rank = ((other > own) | ((other == own) & (index < index[:, None]))).sum(dim=2)  # [n, m]
+    best = ((rank[:, None] == index[:k, None]) * index).sum(dim=2)  # [n, k]
+    return x.gather(1, best), best
 
 
 def max_argmax(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.top_k import max_argmax, max_by_parts, topk_logsumexp
+from anyformer.decoding.top_k import max_argmax, max_by_parts, topk_by_rank, topk_logsumexp
 
 
 def numbers(*shape: int) -> Tensor:
@@ -30,6 +30,16 @@ def test_equal_numbers_come_once():
     assert torch.equal(found, x.topk(9).values)
     assert torch.equal(found, x.gather(1, places))
     assert all(len(set(row)) == 9 for row in places.tolist())
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_by_rank_the_first_of_equals_is_first(k: int):
+    x = numbers(50, 8).round()
+    x[0], x[1, 3:] = -math.inf, -math.inf
+    found, places = topk_by_rank(x, k)
+    expected = x.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found, expected.values[:, :k])
+    assert torch.equal(places, expected.indices[:, :k])
 
 
 def test_fewer_than_asked_for():
