@@ -194,7 +194,10 @@ class Cache:
         return SharedSlots(at, self.origins)
 
     def share_rows(self) -> None:
-        """Let `reorder` move no keys and values from here on: rows read each other's, by a table of origins."""
+        """Let `reorder` move no keys and values from here on: rows read each other's, by a table of origins.
+
+        Rows that `fill` copies from one prompt also read its source in one place.
+        """
         assert not self.by_row
         self.origins = torch.zeros_like(self.positions)
         self._read_own_rows()
@@ -238,10 +241,12 @@ class Cache:
 
     def keep_source(self, source: Layout, states: Tensor | None = None) -> None:
         """Store copies of the source layout and the encoder states; copies, since `reorder` writes to them."""
-        old = (None, None) if self.source is None else self.source[:2]
+        old = (None, None, None) if self.source is None else (*self.source[:2], self.source.origins)
         self.states = None if states is None else copy_into(self.states, states)
         segments = None if source.segments is None else copy_into(old[1], source.segments)
-        self.source = source._replace(positions=copy_into(old[0], source.positions), segments=segments)
+        origins = None if source.origins is None else copy_into(old[2], source.origins)
+        positions = copy_into(old[0], source.positions)
+        self.source = source._replace(positions=positions, segments=segments, origins=origins)
 
     def reset(self) -> None:
         """Empty the cache at the same addresses; the source stays until another replaces it."""
@@ -266,11 +271,17 @@ class Cache:
             own.unflatten(0, (len(its), copies)).copy_(its[:, None])
         for layer, source_layer in zip(self.layers, other.layers, strict=True):
             if source_layer.cross is not None:
-                layer.keep_cross(*map(copied, source_layer.cross))
+                k, v = source_layer.cross
+                layer.keep_cross(*((copied(k), copied(v)) if self.origins is None else (k, v, copies)))
         if (source := other.source) is not None:
             segments = None if source.segments is None else copied(source.segments)
             states = None if other.states is None else copied(other.states)
-            self.keep_source(source._replace(positions=copied(source.positions), segments=segments), states)
+            origins = None
+            if self.origins is not None:
+                rows = torch.arange(len(self.origins), device=self.origins.device)[:, None] // copies
+                origins = rows.expand(-1, source.positions.shape[1])
+            source = source._replace(positions=copied(source.positions), segments=segments, origins=origins)
+            self.keep_source(source, states)
         self.marks = None if other.marks is None else copied(other.marks)
         self._read_own_rows()
         self.length.copy_(other.length)

@@ -61,18 +61,21 @@ class CrossStore:
     """Keys and values of cross-attention, written once."""
 
     def __init__(self) -> None:
-        self.cross: tuple[Tensor, Tensor] | None = None
+        self.cross: tuple[Tensor, Tensor] | None = None  # [b / readers, g, s, k]
+        self.readers = 1  # rows that read each of them (`Cache.share_rows`)
 
-    def keep_cross(self, k: Tensor, v: Tensor) -> None:
+    def keep_cross(self, k: Tensor, v: Tensor, readers: int = 1) -> None:
         """Store the keys and values of cross-attention."""
         old = self.cross or (None, None)
-        self.cross = copy_into(old[0], k), copy_into(old[1], v)
+        self.cross, self.readers = (copy_into(old[0], k), copy_into(old[1], v)), readers
 
-    def read_cross(self, by_page: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of cross-attention; a paged cache may return the pools of their pages."""
+    def read_cross(self, in_place: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of cross-attention [b, g, s, k]; in place, those that are stored."""
         assert self.cross is not None
-        assert not by_page
-        return self.cross
+        if in_place or self.readers == 1:
+            return self.cross
+        k, v = (x.repeat_interleave(self.readers, dim=0) for x in self.cross)
+        return k, v
 
 
 class LayerCache(CrossStore):

@@ -128,11 +128,11 @@ class PagedLayer(NamedTuple):
         for store, new in ((self.across.keys, k), (self.across.values, v)):
             self.source.store(store.numbers, new.to(store.numbers.dtype))
 
-    def read_cross(self, by_page: bool = False) -> tuple[Tensor, Tensor]:
+    def read_cross(self, in_place: bool = False) -> tuple[Tensor, Tensor]:
         assert self.across is not None
         assert self.source is not None
         pools = self.across.keys.numbers, self.across.values.numbers
-        return pools if by_page else (self.source.read(pools[0]), self.source.read(pools[1]))
+        return pools if in_place else (self.source.read(pools[0]), self.source.read(pools[1]))
 
 
 class PagedCache:

@@ -118,6 +118,8 @@ def read_cache(
     for start in range(first, tl.minimum(first + span, s), KEYS):
         slot = start + tl.arange(0, KEYS)
         seen = here[:, None] & (slot < s)[None]
+        if ORIGINS:  # loaded beside the mask
+            origin = tl.load(table + b * table_b + slot, mask=slot < s, other=0).to(tl.int64)
         if MASKED:
             visible = mask + b * mask_b + token[:, None] * mask_t + slot[None] * mask_s
             seen = seen & (tl.load(visible, mask=seen, other=0) != 0)
@@ -127,7 +129,6 @@ def read_cache(
                 at_key = k + g * k_g + (page * PAGE + slot % PAGE) * k_s
                 at_value = v + g * v_g + (page * PAGE + slot % PAGE) * v_s
             elif ORIGINS:
-                origin = tl.load(table + b * table_b + slot, mask=slot < s, other=0).to(tl.int64)
                 at_key, at_value = k + origin * k_b + g * k_g + slot * k_s, v + origin * v_b + g * v_g + slot * v_s
             else:
                 at_key, at_value = k + b * k_b + g * k_g + slot * k_s, v + b * v_b + g * v_g + slot * v_s

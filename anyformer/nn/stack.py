@@ -220,7 +220,10 @@ class BlockStack(nn.Module):
         funnel = Funnel(self.pooling, layout, x.shape[0])
         backend, taps, aux, recompute = options
         relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts, taps is not None)
-        crossings = [] if encoded is None else self.crossings(layout, encoded.layout, site, backend)
+        crossings = []
+        if encoded is not None:
+            source = encoded.layout if taps is None else encoded.layout._replace(pages=None, origins=None)
+            crossings = self.crossings(layout, source, site, backend)
         first_values, skipped = FirstValues(), None if self.skips is None else Skipped(x, [])
         for i, run in enumerate(self.runs):
             plan, across, level = self.plan_of_layer[i], self.cross_plan_of_layer[i], self.levels[i]

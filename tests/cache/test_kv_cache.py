@@ -205,6 +205,7 @@ def test_beams_read_rows_that_stay_in_place(kind: str):
             rows = (choice + torch.tensor([[0], [3]])).flatten()
             for cache in (shared, plain):
                 cache.reorder(rows, group_size=3)
+    assert all(len(x) == 2 for layer in shared.layers for x in layer.cross or ())  # a source is stored once
     unmoved = [x for layer in shared.layers for x in layer.own()]
     assert any(not torch.equal(x, y) for x, y in zip(unmoved, plain._state()[-len(unmoved) :], strict=True))
 
