@@ -7,9 +7,10 @@ from anyformer.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import HAS_TRITON, supports_dependent_launch
 
-PART = 4096  # logits that one program reads
+GROUP = 128  # logits whose maximum is compared first
+GROUPS_PER_PROGRAM = 32
 MAX_CANDIDATES = 32  # found one by one
-MAX_MERGED = 16384  # candidates of all parts of all beams of a search, which one program holds
+MAX_GROUPS = 16384  # of all beams of a search, whose maxima one program holds
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -17,12 +18,11 @@ def can_find_candidates(logits: Tensor, width: int, count: int) -> bool:
     """Whether `find_candidates` supports these logits [n * width, v] and this number of candidates."""
     here = HAS_TRITON and logits.is_cuda and torch.version.hip is None and logits.dtype in DTYPES
     few = count <= min(MAX_CANDIDATES, logits.shape[1])
-    return here and few and next_power_of_two(width) * _candidates_per_beam(logits, count) <= MAX_MERGED
+    return here and few and next_power_of_two(width) * next_power_of_two(_groups(logits)) <= MAX_GROUPS
 
 
-def _candidates_per_beam(logits: Tensor, count: int) -> int:
-    """Return the number of candidates of all parts of a row, as a power of two."""
-    return next_power_of_two(-(-logits.shape[1] // PART) * count)
+def _groups(logits: Tensor) -> int:
+    return -(-logits.shape[1] // GROUP)
 
 
 def _like(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,24 +34,23 @@ def _like(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Te
 def find_candidates(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `top_candidates` of `decoding/top_k.py` returns. `log_p` is fp32; of equal scores the first is first.
 
-    The first kernel finds the top of each part of each row, the second one merges those of a search.
+    The first kernel reduces groups of logits to their maxima and sums. The second one compares the groups of all beams
+    of a search, and then the logits of the best.
     """
-    from anyformer.kernels.triton_top_k import merge_beams, top_of_parts
+    from anyformer.kernels.triton_top_k import best_of_beams, max_of_groups
 
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     (rows, vocab), width, log_p = logits.shape, log_p.shape[1], log_p.contiguous()
-    parts, early = -(-vocab // PART), supports_dependent_launch(logits.device)
+    groups, early = _groups(logits), supports_dependent_launch(logits.device)
     options = {"EARLY": early, **({"launch_pdl": True} if early else {})}
-    values = log_p.new_empty(rows, parts, count)
-    tokens, highest = torch.empty_like(values, dtype=torch.int32), values.new_empty(rows, parts)
-    sums, out = torch.empty_like(highest), _like(logits, log_p, failed, count)
-    top_of_parts[(rows, parts)](
-        logits, values, tokens, highest, sums, logits.stride(0), vocab, parts, K=count, SIZE=PART, **options
+    highest, tall = log_p.new_empty(rows, groups), min(GROUPS_PER_PROGRAM, next_power_of_two(groups))
+    sums, (scores, flat, fails) = torch.empty_like(highest), _like(logits, log_p, failed, count)
+    max_of_groups[(rows, -(-groups // tall))](
+        logits, highest, sums, logits.stride(0), vocab, groups, TALL=tall, SIZE=GROUP, **options
     )
-    scores, flat, fails = out
-    merge_beams[(len(log_p),)](
-        values, tokens, highest, sums, log_p, failed.view(torch.uint8), scores, flat, fails.view(torch.uint8), vocab,
-        width, parts, K=count, BEAMS=next_power_of_two(width), PARTS=next_power_of_two(parts),
-        ALL=_candidates_per_beam(logits, count), **options,
+    best_of_beams[(len(log_p),)](
+        logits, highest, sums, log_p, failed.view(torch.uint8), scores, flat, fails.view(torch.uint8),
+        logits.stride(0), vocab, width, groups, COUNT=count, K=next_power_of_two(count),
+        BEAMS=next_power_of_two(width), GROUPS=next_power_of_two(groups), SIZE=GROUP, **options,
     )  # fmt: skip
-    return out
+    return scores, flat, fails

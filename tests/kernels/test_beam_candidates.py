@@ -65,15 +65,15 @@ def test_as_the_reference(seed: int, monkeypatch: pytest.MonkeyPatch):
     dice = random.Random(seed)
     vocab = dice.randrange(12, 300)
     given = problem(dice.randrange(2, 5), dice.randrange(1, 7), vocab, dice.randrange(1, 13), seed)
-    if seed % 4:  # the interpreter takes no part that is NaN altogether
+    if seed % 4:  # the interpreter takes no group that is NaN altogether
         wrong, at = (math.nan, math.inf, -math.inf)[seed % 4 - 1], dice.randrange(vocab)
         given[0][-1, at : at + 1 if seed % 4 < 3 else None] = wrong
-    monkeypatch.setattr(beam_candidates, "PART", dice.choice([16, 64, 512]))
+    monkeypatch.setattr(beam_candidates, "GROUP", dice.choice([4, 16, 64]))
     compare(find_candidates(*given), top_candidates(*given))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 def test_of_equal_scores_the_first_is_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(beam_candidates, "PART", 16)
+    monkeypatch.setattr(beam_candidates, "GROUP", 16)
     found = find_candidates(torch.zeros(4, 50), torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool), 20)
     assert found[1].tolist() == [list(range(20))] * 2
