@@ -97,8 +97,8 @@ def _repeat(experiment: Experiment, found: Found) -> str:
     raw = " and ".join(f"[{size}](results/{size}/{experiment.name}.jsonl)" for size in found)
     return (
         f"**Repeat with:** {' or '.join(commands)}; {jobs}. The first call measures everything and stores it in "
-        f"{' or '.join(files)}; later calls show what is stored. To measure again, delete that file. This page shows "
-        f"the results that come with it: {raw}."
+        f"{' or '.join(files)}; later calls show the stored results. To measure again, delete that file. This page "
+        f"shows the results that come with it: {raw}."
     )
 
 
@@ -271,6 +271,8 @@ def setup(experiment: Experiment, results: Sequence[Result]) -> str:
     if parameters := [r.found["parameters"] for r in results if "parameters" in r.found]:
         told.append(f"{_listed(sorted(set(parameters)), 2)} parameters")
     setting = " ".join(experiment.setting(results).split())
+    if not told:
+        return setting.removesuffix(".")
     return f"{setting} Sizes: {'; '.join(told)}" if setting else "; ".join(told)
 
 

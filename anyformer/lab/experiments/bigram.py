@@ -64,7 +64,7 @@ up to 6."""
     minutes = (1.3, 5, 3)
     alt = "Training loss by step and final loss of models without a mixer, beside the bigram and trigram entropies"
     spread = (
-        "Above, bands: one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
+        "Bands (above): one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
         "standard deviation."
     )
 

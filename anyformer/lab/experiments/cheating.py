@@ -52,7 +52,7 @@ mask sorts more than half."""
     minutes = (2, 10, 3)
     alt = "Training loss with and without the causal mask, and loss and sorted rows of both in decoding"
     spread = (
-        "Left, bands: one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
+        "Bands (left): one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
         "the error bar one standard deviation."
     )
 

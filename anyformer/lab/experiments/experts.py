@@ -90,7 +90,7 @@ half of the claim; a dense model of about equal stored parameters is better than
         "learn all tasks; the rule stayed as it was."
     )
     alt = "Loss by the number of tasks for experts and dense models, and the share of each task's tokens by expert"
-    spread = "Left, bands: one standard deviation over seeds."
+    spread = "Bands (left): one standard deviation over seeds."
 
     def cells(self, size: Size) -> list[Cell]:
         width, hidden, letters, tasks, steps, rates = {

@@ -75,7 +75,7 @@ Nothing is said about beam search, where smoothing has other effects."""
         "smoothing"
     )
     spread = (
-        "Above, bands: one standard deviation over seeds. Below, a dot is one seed, the error bar one "
+        "Bands (above): one standard deviation over seeds. Below, a dot is one seed, the error bar one "
         "standard deviation, and the bar on the right their mean."
     )
 

@@ -88,7 +88,7 @@ A task that needs distant nodes would favour full attention."""
     minutes = (2, 5, 5)
     alt = "Nodes labelled right by the number of training rows, with the adjacency as mask and with full attention"
     spread = (
-        "Left, bands: one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
+        "Bands (left): one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
         "the error bar one standard deviation."
     )
 

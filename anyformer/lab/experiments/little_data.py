@@ -29,7 +29,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, mean_token_loss, seeds
 from anyformer.lab.figures import dots, label_ends, lines, log_ticks, panels, reference
-from anyformer.lab.stats import summary
+from anyformer.lab.stats import difference, summary, welch, written_p
 from anyformer.nn.model import Transformer
 
 BLIND = "attention without positions"
@@ -57,14 +57,19 @@ permutation $P$, $f(Px) = Pf(x)$. A built-in symmetry need not be learnt from ex
 convolution is restricted to neighbours and sees no distant token; attention must learn which tokens matter, and may
 pick any. Here each letter depends on the two before it, which are near, and on the row's first token, which selects the
 table and is far away. All models are trained for the same number of steps, on few rows repeatedly or on many. The final
-loss on unseen rows is compared; its minimum during training, as with early stopping, is also reported."""
+loss on unseen rows is compared; its minimum during training, as with early stopping, is also reported. No model can be
+better than the entropy of the rows: that is the lowest possible loss."""
     prediction = """Both equations hold up to rounding. On the fewest rows the final loss on unseen ones is higher with
 attention than with either other mixer, on the most rows lower than with either (p < 0.05)."""
+    explanation = """Both equations are those of the idea: for shifts with the convolution, for permutations with
+attention without positions. \"Overfits more\" means a higher loss on unseen rows after training on the fewest rows,
+\"does better\" a lower one after training on the most."""
     unit = "nats per letter"
-    sizes: ClassVar = {"letters": "{} letters"}
-    columns = """Loss on unseen rows at the end (its lowest value during training), then that on training rows; error if
-shifted, if permuted: by how much an output changes beyond the shift or permutation, relative to it. Attention without
-positions is measured for its symmetry alone."""
+    sizes: ClassVar = {"letters": "{} letters", "length": ""}
+    columns = """Unseen (lowest), seen: the loss on unseen rows at the end of training, in brackets its lowest value
+during training, then the loss on training rows. Error if shifted: the norm of f(shift x) - shift f(x), divided by that
+of f(x); if permuted: the same with a permutation. Both are the largest of all seeds, of untrained encoders in fp64.
+Attention without positions is measured for its symmetry alone."""
     measured = (
         "Loss on unseen rows at the end of training (and its lowest value), by mixer and number of training rows."
     )
@@ -78,8 +83,8 @@ stopped."""
     )
     parts = ("nn/attention.py", "nn/convolution.py", "nn/recurrent.py")
     minutes = (2.5, 18, 10)
-    alt = "Loss on unseen rows by the number of training rows for three mixers, and how exactly each keeps its symmetry"
-    spread = "Above, bands: one standard deviation over seeds. Below, a dot is one seed."
+    alt = "Loss on unseen rows by the number of training rows for three mixers, and the errors of two symmetries"
+    spread = "Bands (above): one standard deviation over seeds. Below, a dot is one seed."
 
     def cells(self, size: Size) -> list[Cell]:
         width, letters, length, counts, steps = {
@@ -138,18 +143,55 @@ stopped."""
                     conditions.append(More(f"loss on unseen rows after {n:,} rows, {m} - attention", other, mine))
         return decide(conditions)
 
+    def setting(self, results: Sequence[Result]) -> str:
+        cell = _parted(results)[1][0].cell
+        return (
+            f"A decoder reads rows of a key and {cell['length']} letters and predicts each next letter. Attention has "
+            "4 heads and rotary positions; the convolution reads 3 letters, the recurrence is a GRU, and neither has "
+            f"positions. Feed-forwards are twice as wide as the model. Loss is measured on {UNSEEN} unseen rows."
+        )
+
     def result(self, results: Sequence[Result]) -> str:
         _, learnt = _parted(results)
         counts = _counts(learnt)
-        few, most = (
-            ", ".join(
-                f"{m} {summary(found(learnt, 'unseen', mixer=m, examples=n)).mean:.2f}" for m in ("attention", *OTHERS)
-            )
+        losses = {
+            n: {m: found(learnt, "unseen", mixer=m, examples=n) for m in ("attention", *OTHERS)}
             for n in (counts[0], counts[-1])
+        }
+        few, most = (
+            ", ".join(f"{summary(some).mean:.{digits}f} with {m}" for m, some in losses[n].items())
+            for n, digits in ((counts[0], 2), (counts[-1], 3))
         )
+        close = difference(losses[counts[-1]]["recurrence"], losses[counts[-1]]["attention"])
         return (
-            f"The loss on unseen rows (nats per letter) is after {counts[0]} training rows {few}, and after "
-            f"{counts[-1]:,} {most}; the entropy is {learnt[0]['entropy']:.2f}."
+            f"The loss on unseen rows (nats per letter) after training on {counts[0]} rows is {few}; on {counts[-1]:,} "
+            f"rows {most}, where {learnt[0]['entropy']:.3f} is the lowest possible. With {counts[-1]:,} rows "
+            f"recurrence minus attention is {close}; above 0 attention is better."
+        )
+
+    def remark(self, results: Sequence[Result]) -> str:
+        _, learnt = _parted(results)
+        told = []
+        for n in _counts(learnt)[1:-1]:
+            mine, other = (found(learnt, "unseen", mixer=m, examples=n) for m in ("attention", "recurrence"))
+            if summary(other).mean > summary(mine).mean:
+                told.append(
+                    f"{summary(other)} against {summary(mine)} with {n:,} rows ({written_p(welch(other, mine))})"
+                )
+        few = _counts(learnt)[0]
+        low = ", ".join(
+            f"{m} {summary(found(learnt, 'best', mixer=m, examples=few)).mean:.2f}" for m in ("attention", *OTHERS)
+        )
+        worse = f"Between both ends recurrence is worse than attention: {' and '.join(told)}. " if told else ""
+        return (
+            f"No part of the rule: {worse[:1].lower()}{worse[1:]}{'S' if worse else 's'}topped at its lowest loss, "
+            f"each mixer would have with {few} rows: {low}."
+        )
+
+    def caption(self, results: Sequence[Result]) -> str:
+        return (
+            "Lowest in training: as with early stopping. Below: errors of untrained encoders; a recurrence has neither "
+            "symmetry, and its errors are in the table."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -167,11 +209,11 @@ stopped."""
     def draw(self, results: Sequence[Result]) -> Any:
         exact, learnt = _parted(results)
         figure, axes = panels("ab;cc", height=3)
-        for axis, name, when in zip(axes, ("unseen", "best"), ("at the end", "at its lowest"), strict=False):
+        for axis, name, when in zip(axes, ("unseen", "best"), ("after training", "lowest in training"), strict=False):
             named = {m: {float(n): found(learnt, name, mixer=m, examples=n) for n in _counts(learnt)} for m in MIXERS}
             lines(axis, {m: points for m, points in named.items() if m != BLIND})
             floor = learnt[0]["entropy"]
-            reference(axis, floor, "entropy of the rows", below=True)
+            reference(axis, floor, "lowest possible", below=True)
             axis.set(title=f"unseen rows, {when}", xlabel="training rows", ylabel="loss, nats per letter")
             axis.set_ylim(bottom=floor - 0.12 * (axis.get_ylim()[1] - floor))
             log_ticks(axis, _counts(learnt))
@@ -180,7 +222,7 @@ stopped."""
         shown = {"convolution": OTHERS[0], "attention without positions": BLIND, "attention": "attention"}
         errors = {f"{name},\n{CHANGES[n]}": found(exact, n, mixer=m) for name, m in shown.items() for n in CHANGES}
         dots(axes[2], {name: [max(x, NOTHING) for x in some] for name, some in errors.items()}, bars=False)
-        axes[2].set(xscale="log", xlabel=f"error of the symmetry, relative to the output (0 is drawn at {NOTHING:g})")
+        axes[2].set(xscale="log", xlabel=f"error, divided by the norm of the output (0 is drawn at {NOTHING:g})")
         return figure
 
 

@@ -13,8 +13,8 @@ from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds, sorting
-from anyformer.lab.figures import Points, legend, lines, log_ticks, panels
-from anyformer.lab.stats import Power, power, summary
+from anyformer.lab.figures import Points, label_ends, legend, lines, log_ticks, panels, reference
+from anyformer.lab.stats import Power, difference, power, summary
 from anyformer.lab.trial import trial
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.model import Transformer
@@ -33,16 +33,22 @@ class Claim(Experiment):
     claim = "Without 1/sqrt(k) training suffers, the more so for large k."
     idea = """If the $k$ elements of a query and of a key are independent with mean 0 and variance 1, their dot product
 $q \\cdot k$ has variance $k$. Softmax of values so far apart is nearly 1 at one position, and its derivative
-$p_i(\\delta_{ij} - p_j)$ is nearly 0: the attended position is random and hard to unlearn. (Where the derivative is not
-yet 0, the gradient of $Q$ and $K$ is not small at all: it lacks the factor, too.) Divided by $\\sqrt k$ the variance is
-1 at any width. The premise depends on initialisation: weights of variance $1/d$ after a layer norm satisfy it (*unit*);
-GPT-2's of 0.02 are far smaller (*small*), and scores start near 0 either way. But the factor also affects learning:
-each step of Adam moves every weight by the same amount, and a score by a sum over $k$ of them, so that without the
-factor attention learns at a rate $\\sqrt k$ times higher than the rest. Hence several learning rates are tried, and
-each side is judged at its best."""
+$p_i(\\delta_{ij} - p_j)$ is nearly 0: the attended position is random and hard to unlearn. That is the explanation of
+textbooks: the gradient vanishes. Against it works the factor itself: the gradient of $Q$ and $K$ is that of the scores
+times $1/\\sqrt k$, and without the factor it is $\\sqrt k$ times larger for the same derivative of softmax. Which of
+both is stronger is measured here. Divided by $\\sqrt k$ the variance of scores is 1 at any width. The premise depends
+on initialisation: weights of variance $1/d$ after a layer norm satisfy it (*unit*); GPT-2's of 0.02 are far smaller
+(*small*), and scores start near 0 either way. But the factor also affects learning: each step of Adam moves every
+weight by the same amount, and a score by a sum over $k$ of them, so that without the factor attention learns at a rate
+$\\sqrt k$ times higher than the rest. Hence several learning rates are tried, and each side is judged at its best. The
+task is to sort rows of digits."""
     prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
 it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by more
 than at the smallest."""
+    explanation = """The factor is $1/\\sqrt k$ on the scores, with the head width $k$. \"Suffers\" means that the
+validation loss after training is higher without the factor, and \"the more so\" that this difference is larger at the
+largest $k$ than at the smallest. Only unit initialisation is judged; the small one is shown beside it. The difference
+of the differences decides: it takes the losses of each seed with and without the factor as a pair."""
     unit = "nats per token"
     sizes: ClassVar = {"k": "head width k {}", "rows": "", "length": "", "longest": "rows of up to {} digits"}
     columns = """Initialisation: of unit variance, or small as in GPT-2. Variance, entropy and gradient are those before
@@ -50,8 +56,9 @@ training; the entropy is divided by its highest possible value."""
     measured = (
         "Variance of scores, entropy of softmax and gradient norm at initialisation; validation loss after training."
     )
-    limits = """Sorting digits with one or two layers and few steps; two learning rates at unit initialisation, of
-which the better one is chosen on the same seeds. A diverged training counts as guessing."""
+    limits = """Sorting digits with small models and few steps; two learning rates at unit initialisation, of
+which the better one is chosen on the same seeds. A diverged training counts as guessing. With larger $k$ a model also
+has more parameters in $Q$ and $K$, and sorts worse here with the factor, too."""
     sources = (
         "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.1",
         "Noci et al. (2022), [Signal Propagation in Transformers](https://arxiv.org/abs/2206.03126)",
@@ -60,7 +67,8 @@ which the better one is chosen on the same seeds. A diverged training counts as 
     parts = ("attention/attend.py", "nn/attention.py", "config/mixer.py", "nn/init.py")
     minutes = (9, 34, 8)
     alt = (
-        "Variance of scores, entropy of softmax, gradient norm and final loss by head width, with and without 1/sqrt(k)"
+        "Variance of scores, entropy of softmax, gradient norm, final loss and its difference by head width, with and "
+        "without 1/sqrt(k)"
     )
 
     def cells(self, size: Size) -> list[Cell]:
@@ -133,10 +141,35 @@ which the better one is chosen on the same seeds. A diverged training counts as 
             ", ".join(f"{summary(_gaps(results, init, k)).mean:+.2f} at k = {k}" for k in ks) for init in INITS
         )
         slope = {s: summary(_values(results, "beginning", "unit", ks[-1], s, "gradient")).mean for s in NAMES}
+        times = slope["none"] / slope["inv_sqrt_key"]
+        grows = difference(_gaps(results, "unit", ks[-1]), _gaps(results, "unit", ks[0]))
+        seen = "was not seen here" if times >= 1 else "was seen here"
         return (
-            f"Without the factor the loss after training changes by {unit} nats per token at unit initialisation and "
-            f"by {small} at GPT-2's; at k = {ks[-1]} the first gradient of Q and K is "
-            f"{slope['none'] / slope['inv_sqrt_key']:.1f} times as large, so it does not vanish."
+            f"In sorting digits the loss without the factor is higher by {unit} nats per token at unit initialisation, "
+            f"and by {small} at GPT-2's. From k = {ks[0]} to k = {ks[-1]} the harm grows by {grows} at unit "
+            f"initialisation. At k = {ks[-1]} the first gradient of Q and K is {times:.1f} times as large without the "
+            f"factor: the vanishing gradient of the textbook explanation {seen}."
+        )
+
+    def setting(self, results: Sequence[Result]) -> str:
+        return (
+            "A decoder reads a row of 4 to 11 digits and outputs them sorted. The width of values does not depend on "
+            "k. Unit initialisation: weights of variance 1/d; small: of standard deviation 0.02, as in GPT-2. The "
+            "small one is trained with the larger of the learning rates alone on a CPU."
+        )
+
+    def remark(self, results: Sequence[Result]) -> str:
+        ks = sorted({r["k"] for r in results if r["part"] == "training"})
+        gaps = {k: summary(_gaps(results, "unit", k)) for k in ks}
+        most = max(gaps, key=lambda k: gaps[k].mean)
+        each = ", ".join(f"{gap} at k = {k}" for k, gap in gaps.items())
+        order = "grows with k" if most == ks[-1] else f"is largest at k = {most}, so it does not grow steadily with k"
+        return f"Loss without minus with the factor at unit initialisation, mean ± over seeds: {each}. It {order}."
+
+    def caption(self, results: Sequence[Result]) -> str:
+        return (
+            "Variance, entropy and gradient: at initialisation. The lowest panel is the difference between the curves "
+            "of the panel above it, which the claim is about."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -153,17 +186,24 @@ which the better one is chosen on the same seeds. A diverged training counts as 
     def draw(self, results: Sequence[Result]) -> Any:
         labels = {
             "variance": "variance of scores",
-            "entropy": "entropy, relative",
+            "entropy": "entropy of softmax / highest",
             "gradient": "gradient norm of Q and K",
-            "loss": "validation loss, nats per token",
+            "loss": "validation loss after training",
         }
-        figure, axes = panels(len(labels), height=3)
+        figure, (*axes, below) = panels("ab;cd;ee", height=2.9)
         for axis, (what, label) in zip(axes, labels.items(), strict=True):
             lines(axis, _by_k(results, what))
-            axis.set(xlabel="head width k", ylabel=label, title="after training" if what == "loss" else "at the start")
-            log_ticks(axis, [8, 32, 128, 512])
+            axis.set(title=label, ylabel="nats per token" if what == "loss" else "before training")
         for axis in (axes[0], axes[2]):
             axis.set_yscale("log")
+        ks = sorted({r["k"] for r in results if r["part"] == "training"})
+        lines(below, {f"{init} initialisation": {k: _gaps(results, init, k) for k in ks} for init in INITS}, first=4)
+        reference(below, 0)
+        below.set(title="loss after training, without minus with 1/sqrt(k)", ylabel="difference, nats per token")
+        for axis in (*axes, below):
+            axis.set_xlabel("head width k")
+            log_ticks(axis, [8, 16, 32, 64, 128, 256, 512])
+        label_ends(below)
         legend(figure, axes[0], columns=2)
         return figure
 

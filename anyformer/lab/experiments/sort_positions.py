@@ -49,7 +49,7 @@ nothing about where training ends."""
     minutes = (2, 4, 8)
     alt = "Training loss by step on sorting with learned and sinusoidal positions, for a decoder and an encoder–decoder"
     spread = (
-        "Above, bands: one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
+        "Bands (above): one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
         "standard deviation."
     )
 

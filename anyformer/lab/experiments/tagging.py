@@ -87,7 +87,7 @@ pretrained vectors, far from the best taggers."""
     )
     alt = "Fraction of words tagged right by a window and by self-attention: near words, and by distance of the marker"
     spread = (
-        "Left, a dot is one seed, the bar their mean, and the error bar one standard deviation. Right, bands: "
+        "Left, a dot is one seed, the bar their mean, and the error bar one standard deviation. Bands (right): "
         "one standard deviation over seeds."
     )
 

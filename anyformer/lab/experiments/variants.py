@@ -66,7 +66,7 @@ variant sorts does not say that it would do for language."""
     alt = "Rows sorted and validation loss of nine variants of attention, and their training loss by step"
     spread = (
         "Top left, a dot is one seed, the bar their mean, and the error bar one standard deviation. Top "
-        "right, a dot is one seed. Below, bands: one standard deviation over seeds."
+        "right, a dot is one seed. Bands (below): one standard deviation over seeds."
     )
     changed = (
         "The number of training steps was chosen after a first run (one seed), in which *query only* sorted 45 % of "
