@@ -1,4 +1,4 @@
-"""Greedy decoding with and without drafts by the model's own layers: `python -m benchmarks.self_draft RUN [TEXT]`.
+"""Greedy decoding with and without drafts by the model's own layers: `python -m benchmarks.self_draft RUN [--compile]`.
 
 The run is one trained with `model.head.multi_token`, such as
 
@@ -8,9 +8,10 @@ Both ways return the same ids. A time is the best of some rounds, after one that
 time of one thread, which other processes hardly change.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def seconds(run: Callable[[], object]) -> float:
     return min(found[1:])
 
 
-def main(folder: str, text: str = "ROMEO:", new: int = NEW_TOKENS) -> None:
+def main(folder: str, text: str = "ROMEO:", new: int = NEW_TOKENS, compile: bool = False) -> None:
     """Print tokens per second, calls of the model and the speed-up, for each number of draft tokens."""
     torch.set_num_threads(1)
     run = af.load(folder)
@@ -44,13 +45,13 @@ def main(folder: str, text: str = "ROMEO:", new: int = NEW_TOKENS) -> None:
     assert isinstance(head, LM)
     assert head.multi_token, f"{folder} was trained without model.head.multi_token"
     ids = torch.tensor([run.tokenizer.encode(text)], device=device)
-    expected: Tensor = generate(run.model, ids, max_new_tokens=new)
-    plain = seconds(lambda: generate(run.model, ids, max_new_tokens=new))
-    print(f"{device.type}, {new} new tokens, one row")
+    expected: Tensor = generate(run.model, ids, max_new_tokens=new, compile=compile)
+    plain = seconds(lambda: generate(run.model, ids, max_new_tokens=new, compile=compile))
+    print(f"{device.type}, {new} new tokens, one row, {'compiled' if compile else 'not compiled'}")
     print(f"greedy             {new / plain:>9,.0f} tokens/s  {new} calls")
     for ahead in range(1, head.multi_token.tokens + 1):
-        found = speculate(run.model, ids, draft=OwnHead(), ahead=ahead, max_new_tokens=new)
-        took = seconds(lambda n=ahead: speculate(run.model, ids, draft=OwnHead(), ahead=n, max_new_tokens=new))
+        drafted = partial(speculate, run.model, ids, draft=OwnHead(), ahead=ahead, max_new_tokens=new, compile=compile)
+        found, took = drafted(), seconds(drafted)
         same = "same ids" if torch.equal(found.ids, expected) else "OTHER IDS"
         kept = float(found.accepted.sum() / found.drafted.sum().clamp(min=1))
         print(
@@ -60,4 +61,9 @@ def main(folder: str, text: str = "ROMEO:", new: int = NEW_TOKENS) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run")
+    parser.add_argument("text", nargs="?", default="ROMEO:")
+    parser.add_argument("--compile", action="store_true", help="compile the steps of both ways")
+    args = parser.parse_args()
+    main(args.run, args.text, compile=args.compile)

@@ -38,6 +38,7 @@ from anyformer.decoding.logit_processors import build
 from anyformer.decoding.prefill import synchronises
 from anyformer.decoding.request import Request, RequestOptions, check_request
 from anyformer.decoding.session import Session
+from anyformer.decoding.step import compiled
 from anyformer.decoding.strategy import Draft, Lookup, OwnHead, Speculation
 from anyformer.decoding.verifier import Verifier
 from anyformer.nn.eval_mode import evaluating
@@ -148,23 +149,38 @@ def _drafter(
 
 def _run(session: Session, verifier: Verifier, drafter: Drafter, ahead: int, key: Hashable | None) -> None:
     """Extend all answers to their ends; with a key, by captured steps that the host checks rarely."""
+    # with a key drafts have one shape and need no host, so that all of a step can be compiled, not the read alone
+    fused = key is not None and session.compile and not verifier.processors
+    names = id(session.model), key, *session.ids.shape
+    propose = compiled(_propose, *names) if fused else _propose
+    settle = compiled(_settle, *names) if fused else _settle
 
     def move() -> None:
-        running, newest = verifier.running, verifier.newest()
-        verifier.calls += running.any()
-        limit = torch.where(running, verifier.budgets - verifier.count - 1, 0).clamp(max=ahead)
-        history = session.history if isinstance(drafter, HeadDrafter) else extended(session.history, newest, running)
-        proposal: Proposal = drafter.propose(history, limit)
-        present = torch.cat((running[:, None], proposal.present), dim=1)
-        logits = session.read(torch.cat((newest[:, None], proposal.ids), dim=1), present)
-        accepted = verifier.verify(session, logits, proposal)
-        session.forget(proposal.present.sum(dim=1) - accepted)
-        drafter.accept(session, accepted)
+        new, present, proposal = propose(session, verifier, drafter, ahead)
+        settle(session, verifier, drafter, session.read(new, present), proposal)
 
     most = 1 if key is None else steps_between_checks(session.ids.device, can_end=len(verifier.stop) > 0)
     while left := int(torch.where(verifier.running, verifier.budgets - verifier.count, 0).amax()):
         for _ in range(min(most, -(-left // (ahead + 1)))):  # no fewer steps can be enough, unless rows stop
             session.run_captured(move, key)
+
+
+def _propose(session: Session, verifier: Verifier, drafter: Drafter, ahead: int) -> tuple[Tensor, Tensor, Proposal]:
+    """Return the next tokens to read [b, 1 + k], which of them are present, and the draft tokens among them."""
+    running, newest = verifier.running, verifier.newest()
+    verifier.calls += running.any()
+    limit = torch.where(running, verifier.budgets - verifier.count - 1, 0).clamp(max=ahead)
+    history = session.history if isinstance(drafter, HeadDrafter) else extended(session.history, newest, running)
+    proposal = drafter.propose(history, limit)
+    present = torch.cat((running[:, None], proposal.present), dim=1)
+    return torch.cat((newest[:, None], proposal.ids), dim=1), present, proposal
+
+
+def _settle(session: Session, verifier: Verifier, drafter: Drafter, logits: Tensor, proposal: Proposal) -> None:
+    """Append verified tokens, drop rejected drafts from the cache, and draft again."""
+    accepted = verifier.verify(session, logits, proposal)
+    session.forget(proposal.present.sum(dim=1) - accepted)
+    drafter.accept(session, accepted)
 
 
 # -- checks of drafts -----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from anyformer.config import LM, Attention, Block, ConfigError, ModelConfig, Mul
 from anyformer.conventions import IGNORE
 from anyformer.decoding.generate import generate
 from anyformer.decoding.speculative import speculate
+from anyformer.decoding.step import compiled
 from anyformer.decoding.strategy import OwnHead
 from anyformer.inspection.count import count
 from anyformer.nn.heads import LossTarget, labels_after
@@ -137,3 +138,18 @@ def test_cost() -> None:
     assert count(more.config, 16).parameters - count(plain.config, 16).parameters == added
     flops = count(more.config, 16).flops - count(plain.config, 16).flops
     assert flops == 3 * 2 * 16 * (8 * 8 + 8 * VOCAB)
+
+
+def test_a_compiled_step_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification, dropped drafts and new drafts are traced as a whole, for rows of different lengths."""
+    real, model = torch.compile, build(MultiToken(tokens=2))
+    monkeypatch.setattr(torch, "compile", lambda run, options: real(run, backend="eager", fullgraph=True))
+    compiled.cache_clear()
+    try:
+        for seed in range(2):
+            ids, options = tokens(seed, 3, 4) % VOCAB, {"max_new_tokens": [9, 6, 12], "stop": (3,)}
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                found = speculate(model, ids, draft=OwnHead(), ahead=2, compile=True, **options)
+            assert torch.equal(found.ids, generate(model, ids, **options))
+    finally:
+        compiled.cache_clear()

@@ -45,6 +45,16 @@ def test_captured_steps_change_no_ids(preset: str, ahead: int) -> None:
             assert bool((found.accepted <= found.drafted).all())
 
 
+def test_compiled_steps_change_no_ids() -> None:
+    """Verification and drafting are compiled, too; nothing is compiled while a step is captured."""
+    model = built()
+    for seed in range(4):
+        prompt, options = ids(3, 8, seed), {"max_new_tokens": [20, 33, 7], "stop": (5, 7)}
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            found = speculate(model, prompt, draft=OwnHead(), ahead=3, compile=True, **options)
+        assert found.ids.tolist() == generate(model, prompt, **options).tolist()
+
+
 def test_sampled_ids() -> None:
     model, prompt = built(), ids(3, 8)
     for seed in range(4):
@@ -53,7 +63,8 @@ def test_sampled_ids() -> None:
         assert found.ids.tolist() == generate(model, prompt, **options).tolist()
 
 
-def test_time_of_a_call_with_drafts(measured: Callable[..., None]) -> None:
+@pytest.mark.parametrize("compile", [False, True])
+def test_time_of_a_call_with_drafts(compile: bool, measured: Callable[..., None]) -> None:
     """Milliseconds of a call with three drafts, replayed, beside a greedy step: both are one graph."""
     model, prompt, new = built(depth=6), ids(1, 8), 200
     took, calls = {}, new
@@ -62,9 +73,9 @@ def test_time_of_a_call_with_drafts(measured: Callable[..., None]) -> None:
             torch.cuda.synchronize()
             began = perf_counter()
             if name == "greedy":
-                generate(model, prompt, max_new_tokens=new)
+                generate(model, prompt, max_new_tokens=new, compile=compile)
             else:
-                calls = speculate(model, prompt, draft=OwnHead(), ahead=3, max_new_tokens=new).calls
+                calls = speculate(model, prompt, draft=OwnHead(), ahead=3, max_new_tokens=new, compile=compile).calls
             torch.cuda.synchronize()
             took[name] = 1e3 * (perf_counter() - began)
     measured(greedy_ms=took["greedy"] / new, call_with_drafts_ms=took["drafts"] / calls, calls=calls)
