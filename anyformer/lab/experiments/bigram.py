@@ -50,7 +50,8 @@ and in no seed below it. Nothing is concluded unless models that read the letter
 the loss is less than 0.02 nats above the entropy."""
     unit = "nats per letter"
     sizes: ClassVar = {"letters": "{} letters"}
-    columns = "Reads beside itself: what a model reads beside the letter before the one to predict."
+    columns = """Reads beside itself: what a model reads beside the newest letter. None: nothing; the letter before: a
+convolution over two letters. Above the bigram entropy: loss minus bigram entropy."""
     measured = "Loss on unseen text, in nats per letter, and the bigram and trigram entropies of that text."
     limits = """A synthetic text of few letters, on which the bigram floor is known exactly. Only small models; depth
 up to 6."""
@@ -106,6 +107,10 @@ up to 6."""
         return decide(
             conditions, requires=[Fact("models that read the letter before are below it", max(readers) < bigram)]
         )
+
+    def setting(self, results: Sequence[Result]) -> str:
+        return """A decoder predicts the next letter of a text in which each letter depends on the two before it.
+Attention has sinusoidal positions, the other models have none."""
 
     def result(self, results: Sequence[Result]) -> str:
         bigram, alone = results[0]["bigram"], _alone(results)

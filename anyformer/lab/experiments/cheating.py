@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,11 @@ as in decoding: the model reads $x_1 \\dots x_t$ alone and predicts $x_{t+1}$.""
 (a training loss scatters around H). From what came before the loss is higher by more than 0.5 nats without the mask,
 and fewer rows are sorted (p < 0.05 each): less than a fifth of them. Nothing is concluded unless the model with the
 mask sorts more than half."""
+    explanation = """H is the entropy of the text in nats per token, the lowest possible loss without cheating. \"From
+what came before\": each token is predicted from the earlier ones alone, as in decoding. \"Collapses\" means a training
+loss below H/2, \"decoding fails\" a loss that is higher by 0.5 nats and less than a fifth of the rows sorted."""
     unit = "nats per token"
+    sizes: ClassVar = {"tokens": "", "rows": "", "length": "", "longest": ""}
     columns = "From what came before: as in decoding, measured on text; rows right: share of rows sorted in decoding."
     measured = (
         "The last training loss; the loss when each token is predicted from the earlier ones alone; rows sorted in "
@@ -115,6 +119,12 @@ mask sorts more than half."""
             ],
             requires=[Fact("the model with the mask learns both tasks", learns)],
         )
+
+    def setting(self, results: Sequence[Result]) -> str:
+        text, sort = (next(r.cell for r in results if r["task"] == task) for task in ("text", "sort"))
+        return f"""Text: {text["letters"]} letters, each of which depends on the two before it; {text["rows"]} rows of
+{text["length"]} letters per batch. Sorting: 4 to {sort["longest"]} digits; {sort["tokens"]} tokens per batch. Both are
+trained with a decoder with sinusoidal positions, with and without the mask."""
 
     def result(self, results: Sequence[Result]) -> str:
         means = {

@@ -36,6 +36,9 @@ both."""
     prediction = """In every seed the selectivity of a single head is at most 0.5 (each position gets at least a
 quarter of their joint weight), and the mean selectivity of several heads is above 0.5. It does not hold if several
 heads are also at most 0.5 in every seed."""
+    explanation = """A head averages if its selectivity is at most 0.5, and separates if it is above: then it reads
+mostly one of the two positions. \"Several heads\" are 2, 4 and 8; their selectivity is the mean over the heads of a
+model, and every seed counts."""
     unit = "nats per pair"
     columns = """Diversity: divergence between heads after training, and at the beginning of training (0 for a single
 head by definition). Places read: the exponential of the entropy of the attention, a number of positions. Pairs
@@ -97,6 +100,10 @@ convention: the claim has no agreed measure, which is why several were tried."""
                 ),
             ]
         )
+
+    def setting(self, results: Sequence[Result]) -> str:
+        return f"""One layer with a learned bias for each distance (T5), on rows of random letters
+({results[0]["letters"]} different ones)."""
 
     def caption(self, results: Sequence[Result]) -> str:
         return "Dashed: the threshold of the rule, below which a head counts as averaging."

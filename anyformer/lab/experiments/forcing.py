@@ -51,6 +51,8 @@ does not change the argmax."""
     prediction = """Where words depend on each other, free running loses more of them in the last third of a row than
 in the first, and than where they do not. With smoothing 0.1 perplexity is higher, and no fewer words are right in free
 running: differences count above 0.01, with p < 0.05."""
+    explanation = """Words lost by free running: the share of words right with teacher forcing minus that in free
+running. \"Errors compound\" means that more are lost in the last third of a row than in the first."""
     unit = "nats per word (perplexity is the exponential of the loss)"
     sizes: ClassVar = {"rows": "{} training rows", "length": "rows of {} words", "words": "{} words"}
     columns = """Words of the target that depend on the word before, or on the source word alone. Teacher-forced: the

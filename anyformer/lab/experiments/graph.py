@@ -68,7 +68,9 @@ over edges (relative error below 1e-9 in fp64), for the graph and for the comple
 with mask and positions labels more unseen nodes right than full attention with positions (by more than 0.05, p < 0.05).
 On another graph, without training, the model without positions is right as often as on its own, within 0.05. If the
 mask's accuracy on the most rows is below 0.9 in a seed, the claim is undecided."""
-    explanation = """Right or wrong is a share of nodes, between 0 and 1; \"off by\" is the largest relative error."""
+    explanation = """\"Message passing\" is the sum over edges of the idea; \"learns from fewer rows\" compares the
+mask with full attention after the fewest rows, both with positions. Right or wrong is a share of nodes, between 0 and
+1; \"off by\" is the largest relative error."""
     sizes: ClassVar = {"nodes": "graphs of {} nodes", "examples": "{} training rows"}
     columns = """Share of nodes labelled right, of unseen rows (± over seeds) and of training rows. Another graph: the
 trained weights with the mask of a graph that they were not trained on; – where positions belong to one graph."""

@@ -103,7 +103,7 @@ length; they depend on the kernel and are not part of the claim."""
 
     def setting(self, results: Sequence[Result]) -> str:
         return """One text of random vectors (batch 1) in fp32. The model has a linear input layer, one block of
-attention without feed-forward, and its norms: its parameters are those of the set-up."""
+attention without feed-forward, and its norms."""
 
     def beside(self, results: Sequence[Result]) -> dict[str, str]:
         first, last = results[0], results[-1]

@@ -69,7 +69,7 @@ counts."""
     sizes: ClassVar = {"kernel": "convolutions of {} tokens"}
     columns = """FLOPs between tokens (of attention + those of its projections), with their exponents of T and of d;
 steps: sequential matmuls; layers: until the last token reads the first; path: steps from first to last token; ms: a
-forward pass; time of T: exponent of the time over the three largest lengths, no part of the rule."""
+forward pass; exponent of T in time: that over the three largest lengths, no part of the rule."""
     measured = "FLOPs between tokens, parameters, the longest chain of matmuls, and the path from first to last token."
     limits = """Counts are exact and have no spread; one seed serves only to find non-zero gradients. The recurrence is
 a plain loop in eager PyTorch: its time is that of this loop, not of an optimised kernel."""
@@ -160,14 +160,14 @@ vectors (batch 1) in fp32."""
         head = (
             "mixer",
             "FLOPs",
-            "FLOPs of T",
-            "FLOPs of d",
+            "exponent of T",
+            "exponent of d",
             "parameters",
             "steps",
             "layers",
             "path",
             "ms",
-            "time of T",
+            "exponent of T in time",
         )
         rows = [head]
         for kind in WANTED:

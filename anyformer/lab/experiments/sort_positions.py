@@ -87,9 +87,7 @@ nothing about where training ends."""
 is the better."""
 
     def caption(self, results: Sequence[Result]) -> str:
-        return (
-            "Above: each scheme at its best scale and rate. Below: all of them (scheme, scale, rate), one dot a seed."
-        )
+        return "Above: each scheme at its best scale and rate. Below: all of them (scheme, scale, rate)."
 
     def result(self, results: Sequence[Result]) -> str:
         facts = []

@@ -67,6 +67,8 @@ no more than 0.02. Words whose marker is more than four words away: self-attenti
 more than 0.05); differences have p < 0.05. On English Web Treebank, where measured, the window is behind by no more
 than 0.01. If self-attention tags fewer than 0.9 of the distant words in a seed, or both models fewer of the near ones,
 the claim is undecided."""
+    explanation = """Words that depend on their neighbours are those whose tag depends on the word before. \"As well\"
+means fewer by at most 0.02 of the words, \"cannot\" fewer by more than 0.05."""
     columns = "Share of words tagged right: that depend on the word before, or on a marker within or beyond 4 words."
     measured = (
         "Words of unseen sentences tagged right: those that depend on the word before, and those that depend on a "
@@ -151,6 +153,13 @@ pretrained vectors, far from the best taggers."""
                 Fact(f"one of both tags {LEARNT} of the near words in every seed", best >= LEARNT),
             ],
         )
+
+    def setting(self, results: Sequence[Result]) -> str:
+        return f"""Encoders that tag sentences of {_parted(results)[0][0]["length"]} words. Self-attention has rotary
+positions; the word alone has no mixer. Feed-forwards are twice as wide as the model."""
+
+    def caption(self, results: Sequence[Result]) -> str:
+        return "Beyond 4 words the window and the word alone guess among 4 markers."
 
     def result(self, results: Sequence[Result]) -> str:
         made, real = _parted(results)

@@ -44,8 +44,8 @@ not corrected); diverged: trainings whose loss became infinite or NaN."""
     measured = (
         "The last training loss with and without a warm-up, and the gradient norm of each layer at initialisation."
     )
-    limits = """Sorting digits, a constant rate after the warm-up, few steps, two or three rates. A smaller rate would
-let post-norm learn without a warm-up."""
+    limits = """Sorting digits, a constant rate after the warm-up, few steps, few rates. At a small enough rate
+post-norm learns without a warm-up, too (see the table)."""
     sources = (
         "Xiong et al. (2020), [On Layer Normalization in the Transformer "
         "Architecture](https://arxiv.org/abs/2002.04745)",
@@ -130,7 +130,7 @@ let post-norm learn without a warm-up."""
         rates = sorted({r["lr"] for r in results})
         each = [
             f"{_cost(results, lr, 'pre'):+.2f} nats with pre-norm and {_cost(results, lr, 'post'):+.2f} with "
-            f"post-norm at {lr:g}"
+            f"post-norm at the rate {lr:g}"
             for lr in rates
         ]
         return f"Leaving out the warm-up changes the last training loss by {', '.join(each)}."
