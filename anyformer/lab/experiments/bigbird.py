@@ -44,13 +44,13 @@ class Claim(Experiment):
     name = "bigbird"
     number = 10
     claim = "BigBird reads 4,096 tokens and more at a cost linear in their number; full attention is quadratic."
-    idea = """Full attention computes scores for all $T^2$ pairs of queries and keys. BigBird cuts the text into blocks
-of 64. Each block sees its two neighbours, two global blocks at the beginning and three random blocks, and is linked to
-by three on average. That number does not grow with $T$, so $O(T)$ pairs are left, and two layers still connect any two
-tokens through a global one. This is a claim about pairs. Time follows only if the kernel skips the blocks of 64 × 64
-pairs that are not seen, as FlexAttention does on a GPU. A dense kernel with a mask, as on a CPU, computes all $T^2$
-scores and discards most of them. Memory is no longer a reason: fused kernels store no $T \\times T$ matrix for full
-attention, either."""
+    idea = """Full attention computes scores for all $T^2$ pairs of queries and keys. BigBird cuts the text into
+blocks of 64. Each block sees itself, its two neighbours, two global blocks at the beginning and three random blocks,
+and is linked to by three on average. That number does not grow with $T$, so $O(T)$ pairs are left, and two layers
+still connect any two tokens through a global one. This is a claim about pairs. Time follows only if the kernel skips
+the blocks of 64 × 64 pairs that are not seen, as FlexAttention does on a GPU. A dense kernel with a mask, as on a
+CPU, computes all $T^2$ scores and discards most of them. Memory is no longer a reason: fused kernels store no $T
+\\times T$ matrix for full attention, either."""
     prediction = """From 4,096 to 65,536 tokens the pairs in visible blocks grow as T^1.15 or slower with BigBird, as
 T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, forward and backward (T^1.15 at most)."""
     explanation = """Pairs in visible blocks are those that a kernel which skips the other blocks computes. They are

@@ -32,8 +32,8 @@ whatever has been added to the residual stream before. Without it the stream may
 layers tolerate and many do not. The residual $x\\,+$ gives the gradient a path around $F$:
 $\\partial(x + F)/\\partial x = 1 + F'$, and many such factors multiplied contain a term 1. Without it only $\\prod F'$
 is left, and each attention layer makes the vectors of a row more similar, until they are indistinguishable (Dong et al.
-2021). Each variant is trained at several learning rates and judged at its best, so that the choice of rate favours
-none."""
+2021). Each variant is trained at each of the learning rates below and judged at its best, so that the choice of rate
+favours none."""
     prediction = """At two layers the model without norms ends below 1 nat per token in every seed, and its loss
 averaged over training is higher (p < 0.05). The deep one without residuals ends above 1 nat in every seed. Nothing is
 concluded unless both depths learn with norms and residuals. Each variant is judged at its best rate."""
@@ -139,7 +139,7 @@ finite losses. Initialisations that are made for depth without norms or residual
         cell = results[0].cell
         return f"""A decoder reads a row of 4 to {cell["longest"]} digits and outputs them sorted. Norms are layer norms
 before each sublayer; a final norm stays in every variant. The shallow models have more seeds, since the difference
-between them is small. With few rates the best one is always at an end of those tried."""
+between them is small. With few rates the best one is often at an end of those tried."""
 
     def caption(self, results: Sequence[Result]) -> str:
         return "Each variant at its best rate. A training that diverged counts up to that step."

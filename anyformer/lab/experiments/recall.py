@@ -75,8 +75,8 @@ DeltaNet."""
     columns = """Named of n pairs: share of the values named, ± over seeds. Exponents: a means that FLOPs of the
 mixers, or bytes of the cache, grow as T^a from 16,384 to 65,536 tokens; 0 is constant."""
     measured = (
-        "Values named after training; FLOPs and cache bytes of the mixers at 16,384 and 65,536 tokens, counted from "
-        "the config."
+        "Values named after training; FLOPs of the mixers and the output layer, and cache bytes, at 16,384 and 65,536 "
+        "tokens, counted from the config."
     )
     limits = """Two small layers with two heads of 8 channels, so that a state is soon full; one synthetic task, one
 learning rate, few steps. Gated DeltaNet and Mamba-2 fail with 4 pairs, too, which fit into their state: they have not

@@ -61,7 +61,7 @@ each side. Self-attention reads all words, and must learn from data at which dis
 sentences, 200 different ones, belong to 5 classes. Half of the words have a tag that depends on their class and that
 of the word before. For the other half it depends on the class and on a marker, one word of four at a random place of
 the sentence. So the *near* and the *distant* part of tagging are measured apart. The
-largest size also tags parts of speech in English Web Treebank, on words alone (recipe `ewt-pos` without spelling)."""
+size `gpu` also tags parts of speech in English Web Treebank, on words alone (recipe `ewt-pos` without spelling)."""
     prediction = """Words that depend on their neighbours: the window tags as many right as self-attention, or fewer by
 no more than 0.02. Words whose marker is more than four words away: self-attention tags more right than the window (by
 more than 0.05); differences have p < 0.05. On English Web Treebank, where measured, the window is behind by no more
@@ -75,7 +75,7 @@ means fewer by at most 0.02 of the words, \"cannot\" fewer by more than 0.05."""
         "marker, by its distance; on English Web Treebank the accuracy on all words of the validation part."
     )
     limits = """A made-up language in which tags depend on one other word; one learning rate; two layers. A deeper or
-dilated window reaches farther. English Web Treebank is measured at the largest size only, without spelling and without
+dilated window reaches farther. English Web Treebank belongs to the size `gpu` only, without spelling and without
 pretrained vectors, far from the best taggers."""
     sources = (
         "Collobert et al. (2011), [Natural Language Processing (Almost) from Scratch](https://arxiv.org/abs/1103.0398)",
