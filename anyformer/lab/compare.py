@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from anyformer.lab.cells import Result
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
-from anyformer.lab.stats import Summary, summary, welch, written_p
+from anyformer.lab.stats import Summary, summary, tabled_test, welch, written_test
 from anyformer.recipe import LOWER_IS_BETTER, Metric
 
 
@@ -23,7 +23,7 @@ class Line:
     setting: dict[str, Any]
     values: tuple[float, ...]  # of the metric, for runs that did not diverge
     diverged: int
-    difference: float  # p value against the baseline; NaN for the baseline or one seed
+    difference: str  # p value against the baseline as text; empty for the baseline or one seed
     steps: float
     flops: float
     parameters: int
@@ -62,7 +62,7 @@ def compare(results: Sequence[Result], metric: str) -> list[Line]:
                 json.loads(varied),
                 values,
                 diverged=sum(r.found["diverged"] for r in some),
-                difference=math.nan if number == 0 else welch(values, baseline),
+                difference="" if number == 0 else tabled_test(values, baseline),
                 steps=summary([r.found["steps"] for r in some]).mean,
                 flops=summary([r.found["flops"] for r in some]).mean,
                 parameters=some[0].found["parameters"],
@@ -83,14 +83,13 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
     header = ("setting", metric, "p vs first row", *others, "parameters", "steps", "FLOPs", "seconds")
     rows = [(*header, "diverged") if diverged else header]
     for line in lines:
-        p = "" if math.isnan(line.difference) else written_p(line.difference).removeprefix("p ").removeprefix("= ")
         found = str(line.summary) if line.values else "-"
         seeds = line.diverged + len(line.values)
         rows.append(
             (
                 line.name,
                 found,
-                p,
+                line.difference,
                 *(str(summary(line.others[name])) if line.others.get(name) else "-" for name in others),
                 f"{line.parameters:,}",
                 f"{line.steps:,.0f}",
@@ -109,17 +108,18 @@ def verdict(lines: Sequence[Line], metric: str) -> str:
         return "no verdict: every training diverged"
     best, *others = ranked if metric in LOWER_IS_BETTER else ranked[::-1]
     head = f"best: {best.name} ({metric} {best.summary})"
-    tests = {line.name: welch(best.values, line.values) for line in others}
+    tests = [(line, welch(best.values, line.values)) for line in others]
     if not tests:
         return head
-    if all(map(math.isnan, tests.values())):
+    if all(math.isnan(p) for _, p in tests):
         return f"{head}; with one seed each, a difference may be chance: use more seeds"
     for words, found in (
-        ("significantly better than", {name: p for name, p in tests.items() if p < SIGNIFICANT}),
-        ("not significantly better than", {name: p for name, p in tests.items() if p >= SIGNIFICANT}),
+        ("significantly better than", [line for line, p in tests if p < SIGNIFICANT]),
+        ("not significantly better than", [line for line, p in tests if p >= SIGNIFICANT]),
     ):
         if found:
-            head += f"; {words} " + ", ".join(f"{name} ({written_p(p)})" for name, p in found.items())
+            each = (f"{line.name} ({written_test(best.values, line.values)})" for line in found)
+            head += f"; {words} {', '.join(each)}"
     return head
 
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anyformer.lab.stats import difference, hedges, holm, welch
+from anyformer.lab.stats import difference, hedges, holm, is_constant, welch
 
 ALPHA = 0.05  # adjusted p values below it are significant
 METHOD = f"Welch's t-test over seeds, p values adjusted by Holm's method, significant below {ALPHA}"
+NO_VARIATION = "no variation over seeds"
 
 Word = Literal["holds", "does not hold here", "undecided at this size"]
 Role = Literal["condition", "precondition", "part"]  # the last two are shown and do not count as conditions
@@ -44,8 +45,9 @@ class Outcome:
     name: str
     holds: bool | None
     seen: str
-    effect: float = math.nan  # Hedges' g of a comparison
-    p: float = math.nan  # of a comparison, adjusted for the number of comparisons
+    effect: float = math.nan  # Hedges' g of a comparison; NaN if nothing varies
+    p: float = math.nan  # of a comparison, adjusted for the number of comparisons; NaN if nothing varies
+    bound: bool = False  # whether the comparison is with a known bound
     role: Role = "condition"
 
 
@@ -128,7 +130,10 @@ def _outcome(condition: More, p: float) -> Outcome:
     gap = difference(condition.a, other)
     holds = gap.mean > condition.margin if p < ALPHA else None
     more = f", more than {condition.margin:+g} expected" if condition.margin else ""
-    return Outcome(condition.name, holds, f"{gap}{more}", hedges(condition.a, other), p)
+    if is_constant(condition.a) and is_constant(other):  # the means decide; there is nothing to test
+        return Outcome(condition.name, holds, f"{gap.mean:+.4f} ({NO_VARIATION}){more}")
+    bound = isinstance(condition.b, float | int)
+    return Outcome(condition.name, holds, f"{gap}{more}", hedges(condition.a, condition.b), p, bound=bound)
 
 
 def _other(condition: More) -> Sequence[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.lab.cells import Result
 from anyformer.lab.compare import markdown, settings
-from anyformer.lab.decision import METHOD, Outcome, Verdict, Word
+from anyformer.lab.decision import METHOD, NO_VARIATION, Outcome, Verdict, Word
 from anyformer.lab.experiment import Experiment, Size
 from anyformer.lab.verdicts import minutes_of
 
@@ -202,9 +202,9 @@ def _conditions(verdict: Verdict, beside: dict[str, str]) -> list[tuple[str, ...
 
 
 def _test(one: Outcome) -> tuple[str, str]:
-    """Return effect size and p value of a comparison; a dash for what is no comparison."""
+    """Return effect size and p value of a comparison; a dash where nothing is tested."""
     p = "–" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
-    return "–" if math.isnan(one.effect) else "∞" if math.isinf(one.effect) else f"{one.effect:.1f}", p
+    return "–" if math.isnan(one.effect) else f"{one.effect:.1f}", p
 
 
 def _compares(verdict: Verdict) -> bool:
@@ -230,10 +230,27 @@ def reading(experiment: Experiment, results: Sequence[Result]) -> str:
         told.append("a significant difference above 0 supports the claim, one below 0 refutes it")
         if any("expected" in one.seen for one in verdict.outcomes):
             told.append("where “more than x expected” follows, x takes the place of 0, in the test as well")
-        told.append("g is a difference divided by the pooled standard deviation (Hedges)")
+        told.append(_effect(verdict))
+    if any(NO_VARIATION in one.seen for one in verdict.outcomes):
+        told.append(f"where there is {NO_VARIATION} nothing is tested, and the means decide")
     if experiment.unit:
         told.append(f"losses are in {experiment.unit}")
     return "; ".join(told)
+
+
+def _effect(verdict: Verdict) -> str:
+    """Return by which deviation the effect sizes of a verdict are divided."""
+    tested = [one for one in verdict.outcomes if not math.isnan(one.p)]
+    bounds = [f"“{one.name}”" for one in tested if one.bound]
+    if len(bounds) == len(tested):
+        return "g is a difference from a known number divided by the standard deviation of the values (Hedges)"
+    text = "g is a difference divided by the pooled standard deviation (Hedges)"
+    if not bounds:
+        return text
+    verb = "compares" if len(bounds) == 1 else "compare"
+    return (
+        f"{text}; {' and '.join(bounds)} {verb} with a known number, so there g has the deviation of the values alone"
+    )
 
 
 def _seeds(results: Sequence[Result]) -> str:

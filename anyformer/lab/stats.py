@@ -35,9 +35,24 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(float(x.mean()) if len(x) else math.nan, deviation, len(x))
 
 
-def written_p(p: float) -> str:
-    """Return a p value as text."""
+def is_constant(values: Sequence[float]) -> bool:
+    """Test whether there are several values, and all are equal. Their computed deviation may be a rounding error."""
+    return len(values) > 1 and len(set(values)) == 1
+
+
+def written_test(a: Sequence[float], b: Sequence[float]) -> str:
+    """Return the p value of Welch's test for a sentence; "no variation" if neither side varies."""
+    if is_constant(a) and is_constant(b):
+        return "no variation"
+    p = welch(a, b)
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def tabled_test(a: Sequence[float], b: Sequence[float]) -> str:
+    """Return `written_test` for a column of p values; empty if a side has fewer than two values."""
+    if min(len(a), len(b)) < 2:
+        return ""
+    return written_test(a, b).removeprefix("p ").removeprefix("= ")
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float:
@@ -86,18 +101,21 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def hedges(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return Hedges' g: mean(a) - mean(b) in pooled standard deviations, corrected for few values (Hedges 1981).
+def hedges(a: Sequence[float], b: Sequence[float] | float) -> float:
+    """Return Hedges' g: mean(a) - mean(b) in standard deviations, corrected for few values (Hedges 1981).
 
-    Infinite if neither side varies, NaN if a side has fewer than two values.
+    The deviation is pooled over both sides; if `b` is a known number, it is that of `a`. NaN if nothing varies, or for
+    fewer than two values on a side, three beside a known number.
     """
-    x, y = summary(a), summary(b)
+    x = summary(a)
+    if isinstance(b, float | int):
+        y, fixed = Summary(b, 0.0, 1), is_constant(a)
+    else:
+        y, fixed = summary(b), is_constant(a) and is_constant(b)
     freedom = x.count + y.count - 2
-    if x.count < 2 or y.count < 2:
+    if fixed or freedom < 2:
         return math.nan
     pooled = math.sqrt(((x.count - 1) * x.deviation**2 + (y.count - 1) * y.deviation**2) / freedom)
-    if pooled == 0:
-        return math.copysign(math.inf, x.mean - y.mean) if x.mean != y.mean else 0.0
     return (1 - 3 / (4 * freedom - 1)) * (x.mean - y.mean) / pooled
 
 

@@ -1,6 +1,7 @@
 """Verdicts from conditions: all met, one refuted, or undecided; p values corrected for their number."""
 
 import math
+import statistics
 
 import pytest
 from hypothesis import given, strategies as st
@@ -89,10 +90,26 @@ def test_holm_leaves_out_what_was_not_tested() -> None:
 def test_an_effect_is_a_difference_in_standard_deviations() -> None:
     assert hedges([1.0, 3.0], [1.0, 3.0]) == 0
     assert hedges([3.0, 5.0], [1.0, 3.0]) == pytest.approx((1 - 3 / 7) * 2 / math.sqrt(2))
-    assert hedges([1.0, 1.0], [0.0, 0.0]) == math.inf
     assert math.isnan(hedges([1.0], [0.0, 1.0]))
 
 
 def test_a_bound_is_a_test_of_one_sample() -> None:
     (one,) = outcomes_of([More("a", HIGH, 2.0)])
+    mean, deviation = statistics.mean(HIGH), statistics.stdev(HIGH)
     assert one.p == pytest.approx(welch(HIGH, [2.0] * 5))
+    assert one.effect == pytest.approx((1 - 3 / 15) * (mean - 2) / deviation)  # of five values: 4 degrees of freedom
+    assert math.isnan(hedges(HIGH[:2], 2.0))
+
+
+@pytest.mark.parametrize("other", [[0.3] * 5, 0.3])  # the deviation of five times 0.3 is not exactly 0
+@pytest.mark.parametrize(("value", "word"), [(0.7, "holds"), (0.1, "does not hold here")])
+def test_without_variation_means_decide_and_no_test_is_shown(
+    value: float, word: str, other: list[float] | float
+) -> None:
+    found = decide([More("a", [value] * 5, other, 0.1)])
+    (one,) = found.outcomes
+    assert found.word == word
+    assert math.isnan(one.p)
+    assert math.isnan(one.effect)
+    assert one.seen == f"{value - 0.3:+.4f} (no variation over seeds), more than +0.1 expected"
+    assert math.isnan(hedges([value] * 5, other))

@@ -1,7 +1,6 @@
 """Grids of one's own: all combinations under equal budgets, divergence told, wrong ones refused before any training."""
 
 import dataclasses
-import math
 import re
 from pathlib import Path
 
@@ -157,7 +156,7 @@ def test_another_grid_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def line(name: str, *values: float) -> Line:
-    return Line({"position": name}, values, 0, math.nan, 400, 1.0, 1, 1.0)
+    return Line({"position": name}, values, 0, "", 400, 1.0, 1, 1.0)
 
 
 def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
@@ -168,6 +167,8 @@ def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
     )
     assert "; not significantly better than position=alibi (p = 0." in told
     assert verdict([none, rotary], "exact_match").startswith("best: position=none")
+    fixed = verdict([line("a", 0.5, 0.5, 0.5), line("b", 0.75, 0.75)], "loss")
+    assert fixed == "best: position=a (loss 0.5 ± 0); significantly better than position=b (no variation)"
     assert "may be chance: use more seeds" in verdict([line("a", 0.1), line("b", 0.2)], "loss")
     assert verdict([line("a", 0.1)], "loss") == "best: position=a (loss 0.1)"
     assert verdict([line("a")], "loss") == "no verdict: every training diverged"
@@ -176,7 +177,7 @@ def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
 def test_the_table_is_aligned_and_has_the_metrics_of_the_task() -> None:
     lines = [
         dataclasses.replace(line("없음", 0.5, 0.6), others={"exact_match": (0.2, 0.3)}),
-        dataclasses.replace(line("rotary", 0.1), others={"exact_match": (0.9,)}, difference=0.01),
+        dataclasses.replace(line("rotary", 0.1), others={"exact_match": (0.9,)}, difference="0.010"),
     ]
     header, first, second = aligned(cells(lines, "loss")).splitlines()
     assert header.split(" | ")[2:4] == ["p vs first row", "exact_match  "]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.lab.stats import difference, power, summary, welch
+from anyformer.lab.stats import difference, power, summary, tabled_test, welch, written_test
 
 NUMBERS = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 
@@ -48,6 +48,15 @@ def test_of_equal_numbers_and_of_one() -> None:
     assert welch([1, 1], [1, 1]) == 1
     assert welch([1, 1], [2, 2]) == 0
     assert math.isnan(welch([1], [2, 3]))
+
+
+def test_a_test_in_words() -> None:
+    assert written_test([1, 2, 3], [1, 2, 3]) == "p = 1.000"
+    assert written_test([1, 1.1, 1.2], [3, 3.1, 3.2]) == "p < 0.001"
+    assert [tabled_test([1, 2, 3], other) for other in ([1, 2, 3], [31, 32, 33])] == ["1.000", "< 0.001"]
+    for written in (written_test, tabled_test):
+        assert written([0.3] * 5, [0.1] * 5) == written([1, 1], [1, 1]) == "no variation"
+    assert tabled_test([1], [1]) == ""
 
 
 @given(st.floats(-3, 3), st.floats(0.01, 100))

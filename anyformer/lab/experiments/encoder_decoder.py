@@ -29,7 +29,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, seeds
 from anyformer.lab.figures import curves, legend, lines, panels, reference
-from anyformer.lab.stats import summary, welch, written_p
+from anyformer.lab.stats import summary, written_test
 from anyformer.nn.model import Transformer
 
 BARE, ATTENDING, TRANSFORMER = "rnn", "rnn with attention", "transformer"
@@ -147,8 +147,8 @@ those of training are not tried."""
         longest = results[0]["lengths"][-1]
         last = {m: [r["right"][-1] for r in _best(results, m)] for m in (ATTENDING, TRANSFORMER)}
         shown = " and ".join(f"{LABELS[m]} {summary(x)}" for m, x in last.items())
-        p = welch(last[ATTENDING], last[TRANSFORMER])
-        return f"Words right in sentences of {longest} words: {shown} ({written_p(p)}, not part of the rule)."
+        p = written_test(last[ATTENDING], last[TRANSFORMER])
+        return f"Words right in sentences of {longest} words: {shown} ({p}, not part of the rule)."
 
     def table(self, results: Sequence[Result]) -> Rows:
         lengths = results[0]["lengths"]

@@ -29,7 +29,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, mean_token_loss, seeds
 from anyformer.lab.figures import dots, label_ends, lines, log_ticks, panels, reference
-from anyformer.lab.stats import difference, summary, welch, written_p
+from anyformer.lab.stats import difference, summary, written_test
 from anyformer.nn.model import Transformer
 
 BLIND = "attention without positions"
@@ -175,9 +175,7 @@ stopped."""
         for n in _counts(learnt)[1:-1]:
             mine, other = (found(learnt, "unseen", mixer=m, examples=n) for m in ("attention", "recurrence"))
             if summary(other).mean > summary(mine).mean:
-                told.append(
-                    f"{summary(other)} against {summary(mine)} with {n:,} rows ({written_p(welch(other, mine))})"
-                )
+                told.append(f"{summary(other)} against {summary(mine)} with {n:,} rows ({written_test(other, mine)})")
         few = _counts(learnt)[0]
         low = ", ".join(
             f"{m} {summary(found(learnt, 'best', mixer=m, examples=few)).mean:.2f}" for m in ("attention", *OTHERS)

@@ -8,7 +8,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import final, found, seeds, sorting
 from anyformer.lab.figures import curves, label_ends, panels, reference
-from anyformer.lab.stats import summary, welch, written_p
+from anyformer.lab.stats import summary, written_test
 from anyformer.lab.trial import trained
 
 BLOCK = "model.decoder.blocks.0"
@@ -153,7 +153,7 @@ between them is small. With few rates the best one is often at an end of those t
             return pooled.strip()
         return (
             f"At {shallow} layers the model without residuals ends lowest: {summary(without)}, with both "
-            f"{summary(both)} ({written_p(welch(without, both))}), although it learns more slowly at first. Here "
+            f"{summary(both)} ({written_test(without, both)}), although it learns more slowly at first. Here "
             f"residuals are needed for depth, not for two layers.{pooled}"
         )
 

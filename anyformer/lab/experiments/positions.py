@@ -27,7 +27,7 @@ from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds
 from anyformer.lab.figures import bars, curves, label_ends, lines, log_ticks, panels, reference
-from anyformer.lab.stats import summary, welch, written_p
+from anyformer.lab.stats import summary, tabled_test
 from anyformer.lab.trial import trained
 from anyformer.recipe import (
     AdamW,
@@ -217,12 +217,12 @@ loss: it had not learnt all that the digits give without their order."""
     def remark(self, results: Sequence[Result]) -> str:
         given = {"reader": "encoder", "task": "sort", "scale": results[0]["scale"]}
         loss = {p: found(results, "loss", position=p, **given) for p in SCHEMES}
+        pairs = (("learned", "none"), ("sinusoidal", "none"), ("learned", "sinusoidal"))
+        tests = (f"{a} against {b} {tabled_test(loss[a], loss[b])}" for a, b in pairs)
         return (
             "Sorting, no part of the rule: with an encoder the validation loss ends at "
             f"{summary(loss['learned'])} with learned, {summary(loss['sinusoidal'])} with sinusoidal and "
-            f"{summary(loss['none'])} without positions (p values without correction: learned against none "
-            f"{_p(loss['learned'], loss['none'])}, sinusoidal against none {_p(loss['sinusoidal'], loss['none'])}, "
-            f"learned against sinusoidal {_p(loss['learned'], loss['sinusoidal'])})."
+            f"{summary(loss['none'])} without positions (p values without correction: {', '.join(tests)})."
         )
 
     def draw(self, results: Sequence[Result]) -> Any:
@@ -297,10 +297,6 @@ def blind(rows: Read) -> float:
     sources = [text.split() for text in rows.columns["source"]]
     ways = (math.lgamma(len(row) + 1) - sum(math.lgamma(n + 1) for n in Counter(row).values()) for row in sources)
     return sum(ways) / sum(len(row) + 1 for row in sources)  # including <eos>, which can be predicted
-
-
-def _p(a: Sequence[float], b: Sequence[float]) -> str:
-    return written_p(welch(a, b)).removeprefix("p ").removeprefix("= ")
 
 
 def _setting(result: Result) -> tuple[str, str, str, float]:

@@ -13,7 +13,7 @@ from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds, sorting
 from anyformer.lab.figures import bars, curves, dots, log_ticks, panel_legend, panels, reference
-from anyformer.lab.stats import summary, welch, written_p
+from anyformer.lab.stats import summary, tabled_test
 from anyformer.lab.trial import trial
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.model import Transformer
@@ -122,7 +122,7 @@ variant sorts does not say that it would do for language."""
         whole = [r["loss"] for r in _of(results, "full")]
         for v in VARIANTS:
             loss = [r["loss"] for r in _of(results, v)]
-            p = "–" if v == "full" else written_p(welch(loss, whole)).removeprefix("p ").removeprefix("= ")
+            p = "–" if v == "full" else tabled_test(loss, whole)
             size = next(r["parameters"] for r in results if r["variant"] == v)
             rows.append((v, str(summary(_sorted(results, v))), str(summary(loss)), p, f"{size:,}"))
         return rows

@@ -12,7 +12,7 @@ from anyformer.lab.decision import Fact, More, decide, outcomes_of
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import final, found, seeds, sorting
 from anyformer.lab.figures import curves, label_ends, legend, lines, log_ticks, panels
-from anyformer.lab.stats import summary, welch, written_p
+from anyformer.lab.stats import summary, tabled_test
 from anyformer.lab.trial import trained
 from anyformer.nn.model import Transformer
 
@@ -142,7 +142,7 @@ post-norm learns without a warm-up, too (see the table)."""
                 some = _without_and_with(results, lr, placement)
                 lost = sum(found(results, "diverged", lr=lr, placement=placement))
                 shown = map(str, map(summary, some))
-                p = written_p(welch(*some)).removeprefix("p ").removeprefix("= ")
+                p = tabled_test(*some)
                 rows.append((placement, f"{lr:g}", *shown, p, f"{lost} of {sum(map(len, some))}"))
         return rows
 
