@@ -196,7 +196,7 @@ def _conditions(verdict: Verdict, beside: dict[str, str]) -> list[tuple[str, ...
             name, words = f"precondition: {name}", {True: "met", False: "not met", None: "not met"}
         elif one.role == "part":
             name, words = f"part of a condition: {name}", {True: "yes", False: "no", None: "undecided"}
-        seen = "; ".join(filter(None, (one.seen, beside.get(one.name, "")))) or "see the table below"
+        seen = "; ".join(filter(None, (one.seen, beside.get(one.name, ""))))
         rows.append((name, seen, *(_test(one) if compares else ()), words[one.holds]))
     return rows
 

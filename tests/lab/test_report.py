@@ -66,6 +66,16 @@ def test_preconditions_and_parts_are_shown_apart() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_page_states_the_set_up_and_what_was_observed_of_every_condition(name: str) -> None:
+    experiment = find(name)
+    for results in stored(experiment, LAB).values():
+        assert experiment.setting(results)
+        outcomes, beside = experiment.judge(results).outcomes, experiment.beside(results)
+        assert not beside.keys() - {one.name for one in outcomes}
+        assert not [one.name for one in outcomes if not (one.seen or beside.get(one.name))]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_claim_says_what_a_reader_needs(name: str) -> None:
     experiment = find(name)
     assert experiment.measured.endswith(".")

@@ -119,6 +119,13 @@ is at its best, are shown and not part of the claim."""
         learnt = lowest <= 0.95 * math.log(results[0]["letters"])
         return decide(conditions, requires=[Fact("layer norm learns the text", learnt)])
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        small, *_, large = _sizes(results)
+        lowest = min(summary(_values(results, "loss", "layer", b, n)).mean for b in POOLS for n in (small, large))
+        letters = results[0]["letters"]
+        bound = f"bound 0.95 log {letters} = {0.95 * math.log(letters):.3f}"
+        return {"layer norm learns the text": f"lowest mean loss {lowest:.3f}; {bound}"}
+
     def setting(self, results: Sequence[Result]) -> str:
         return f"""A decoder with sinusoidal positions predicts the next letter of rows of 4 to
 {results[0]["longest"]} letters, each of which depends on the two before it. Unseen rows are batched as in training."""

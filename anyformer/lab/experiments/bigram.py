@@ -108,6 +108,11 @@ up to 6."""
             conditions, requires=[Fact("models that read the letter before are below it", max(readers) < bigram)]
         )
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        highest = max(x for mixer in MIXERS if mixer != "none" for x in found(results, "loss", mixer=mixer))
+        seen = f"highest loss {highest:.3f}, bigram entropy {results[0]['bigram']:.3f}"
+        return {"models that read the letter before are below it": seen}
+
     def setting(self, results: Sequence[Result]) -> str:
         return """A decoder predicts the next letter of a text in which each letter depends on the two before it.
 Attention has sinusoidal positions, the other models have none."""

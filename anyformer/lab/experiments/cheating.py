@@ -120,6 +120,16 @@ loss below H/2, \"decoding fails\" a loss that is higher by 0.5 nats and less th
             requires=[Fact("the model with the mask learns both tasks", learns)],
         )
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        right = summary(found(results, "right", task="sort", mask="causal")).mean
+        before = summary(found(results, "before", task="text", mask="causal")).mean
+        letters = results[0]["letters"]
+        seen = (
+            f"{right:.3f} of the rows sorted, bound 0.5; loss from what came before {before:.3f}, "
+            f"bound log {letters} = {math.log(letters):.3f}"
+        )
+        return {"the model with the mask learns both tasks": seen}
+
     def setting(self, results: Sequence[Result]) -> str:
         text, sort = (next(r.cell for r in results if r["task"] == task) for task in ("text", "sort"))
         return f"""Text: {text["letters"]} letters, each of which depends on the two before it; {text["rows"]} rows of

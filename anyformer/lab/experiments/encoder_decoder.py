@@ -126,6 +126,12 @@ those of training are not tried."""
         seen = ", ".join(f"{LABELS[m]} {x:.3f}" for m, x in lowest.items())
         return {f"both RNNs have {LEARNT} of the words right in the shortest sentences": f"lowest of all seeds: {seen}"}
 
+    def setting(self, results: Sequence[Result]) -> str:
+        shortest, *_, longest = results[0]["lengths"]
+        return f"""Encoder–decoders whose feed-forwards are twice as wide as the model, with layer norms before each
+sublayer. Attention has 4 heads; the Transformer has sinusoidal positions, the RNNs have none. They train on sentences
+of {shortest} to {longest} words, an even number each, and translate {UNSEEN} unseen sentences of each length below."""
+
     def caption(self, results: Sequence[Result]) -> str:
         return "The loss jumps because each batch has sentences of one length, drawn at random."
 

@@ -152,6 +152,16 @@ A task that needs distant nodes would favour full attention."""
         learnt = Fact(f"the mask labels {LEARNT} of the nodes right in every seed", min(own) >= LEARNT)
         return decide(conditions, requires=[learnt])
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        _, task = _parted(results)
+        lowest = min(found(task, "accuracy", model=MASK, examples=_counts(task)[-1]))
+        return {f"the mask labels {LEARNT} of the nodes right in every seed": f"lowest {lowest:.4f}"}
+
+    def setting(self, results: Sequence[Result]) -> str:
+        nodes = results[0]["nodes"]
+        return f"""Encoders with {HEADS} heads, feed-forwards twice as wide as the model and layer norms before each
+sublayer. Each seed draws a connected graph, a random tree with {nodes // 2} more edges, and {UNSEEN} unseen rows."""
+
     def result(self, results: Sequence[Result]) -> str:
         _, task = _parted(results)
         counts = _counts(task)

@@ -113,6 +113,15 @@ finite losses. Initialisations that are made for depth without norms or residual
             ],
         )
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        shallow, *_, deep = _depths(results)
+        return {
+            f"{d} layers learn with norms and residuals": (
+                f"highest last loss {max(_best(results, 'final', d, 'both')):.3f}, bound {LEARNT:g}"
+            )
+            for d in (shallow, deep)
+        }
+
     def result(self, results: Sequence[Result]) -> str:
         depths = _depths(results)
         ends = {d: {v: summary(_best(results, "final", d, v)).mean for v in VARIANTS} for d in (depths[0], depths[-1])}

@@ -154,6 +154,15 @@ pretrained vectors, far from the best taggers."""
             ],
         )
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        made, _ = _parted(results)
+        lowest = min(found(made, "beyond", model=ATTENTION))
+        near = (f"{LABELS[m]} {min(found(made, 'near', model=m)):.3f}" for m in (WINDOW, ATTENTION))
+        return {
+            f"attention tags {LEARNT} of the distant words in every seed": f"lowest {lowest:.3f}",
+            f"one of both tags {LEARNT} of the near words in every seed": f"lowest: {', '.join(near)}",
+        }
+
     def setting(self, results: Sequence[Result]) -> str:
         return f"""Encoders that tag sentences of {_parted(results)[0][0]["length"]} words. Self-attention has rotary
 positions; the word alone has no mixer. Feed-forwards are twice as wide as the model."""

@@ -104,6 +104,11 @@ variant sorts does not say that it would do for language."""
         apart = min(each["full"]) >= LEARNT and max(each["no mixer"]) < LEARNT
         return decide(conditions, requires=[Fact("full attention sorts half of the rows and no mixer does not", apart)])
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        both = ((v, _sorted(results, v)) for v in ("full", "no mixer"))
+        seen = ", ".join(f"{v} {min(x):.2f} to {max(x):.2f}" for v, x in both)
+        return {"full attention sorts half of the rows and no mixer does not": seen}
+
     def setting(self, results: Sequence[Result]) -> str:
         longest = results[0]["longest"]
         return f"A decoder reads a row of 4 to {longest} digits and outputs them sorted. 300 unseen rows are measured."
