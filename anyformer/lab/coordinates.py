@@ -72,7 +72,7 @@ def measure(recipe: Recipe, scale: str, steps: int) -> list[Coordinate]:
     for step in range(steps + 1):
         if step:
             set_learning_rate(job, recipe.train.optimizer.lr)
-            take_step([batch])[1].read()
+            take_step([batch]).scalars.read()
         with torch.no_grad():
             logits, seen = run_with_taps(job.model.eval(), NAMES, *inputs)
             seen = dict(seen) | {"logits": logits}

@@ -22,12 +22,11 @@ from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_we
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
-from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.saving import finish_saves, save
 from anyformer.training.schedule import lr_factor
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
-from anyformer.training.step import TrainingStep, set_learning_rate
+from anyformer.training.step import StepResult, TrainingStep, set_learning_rate
 from anyformer.training.threads import threads
 from anyformer.training.utilisation import peak_tokens_per_second
 
@@ -47,8 +46,7 @@ class PendingStep:
     number: int
     lr: float
     batches: list[Batch]
-    labels: int
-    scalars: PendingScalars  # the summed loss, the gradient norm, and the mean reward of sampled answers, if any
+    result: StepResult
 
 
 def fit(job: Job) -> TrainState:
@@ -81,7 +79,7 @@ def fit(job: Job) -> TrainState:
             set_learning_rate(job, lr)
             batches, cursor = read_batches(job.reader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, number)
-            pending.append(PendingStep(number, lr, batches, *take_step(batches)))
+            pending.append(PendingStep(number, lr, batches, take_step(batches)))
             state.step, state.cursor = number, cursor
             finish_steps(left=job.steps_in_flight)
             if number == first:
@@ -144,15 +142,14 @@ def _is_save_step(spec: Train, state: TrainState) -> bool:
 
 def _finish_step(job: Job, step: PendingStep, log: Log) -> None:
     """Read the loss of a step and log it."""
-    total, norm, *reward = step.scalars.read()
-    loss = total / max(step.labels, 1)
+    total, norm, *reward = step.result.scalars.read()
+    loss = total / max(step.result.labels, 1)
     if not (math.isfinite(total) and math.isfinite(norm)):
         _note_bad_step(job, step, loss, log)
         return
     job.state.bad_in_a_row = 0
-    tokens = sum(batch.tokens for batch in step.batches)
-    job.state.tokens += tokens
-    log.step(step.number, loss, step.lr, norm, tokens, *reward)
+    job.state.tokens += step.result.tokens
+    log.step(step.number, loss, step.lr, norm, step.result.tokens, *reward)
 
 
 def _note_bad_step(job: Job, step: PendingStep, loss: float, log: Log) -> None:

@@ -91,6 +91,7 @@ class Plan:
     memory: Memory
     snapshots: int  # number of steps whose weights are kept for `explore`
     seconds: float  # per step
+    tokens_per_second: float  # without padding; with the tokens of sampled answers
     peak_share: float | None  # MFU
     examples: tuple[ExampleSummary, ...]
 
@@ -116,13 +117,13 @@ def _measure(job: Job, train: Rows) -> Plan:
     batches = list(itertools.islice(_batches(job), SAMPLED_BATCHES))
     largest = max(batches, key=lambda batch: batch.slots)
     table = _count(job, largest)
-    per_slot = _time(job, batches)
+    per_slot, trained = _time(job, batches)
     slots, tokens = sum(batch.slots for batch in batches), sum(batch.tokens for batch in batches)
     per_step = job.recipe.train.accumulate * slots / len(batches)
-    share = None
+    speed, share = trained * tokens / slots / per_slot, None
     if job.device.type == "cuda":
         peak = peak_tokens_per_second(job.model.config, largest, job.device, job.precision)
-        share = None if peak is None else tokens / slots / per_slot / peak
+        share = None if peak is None else speed / peak
     epoch_tokens, epochs = _epochs(job)
     sides = _sides(job.task)
     return Plan(
@@ -144,6 +145,7 @@ def _measure(job: Job, train: Rows) -> Plan:
         memory=_memory(job, table, largest),
         snapshots=len(snapshot_steps(job.recipe.train, table.parameters)),
         seconds=per_slot * per_step,
+        tokens_per_second=speed,
         peak_share=share,
         examples=tuple(first_rows(job, batches[0])),
     )
@@ -198,24 +200,30 @@ def _epochs(job: Job) -> tuple[int, float]:
             raise AssertionError(f"no such loader: {other}")
 
 
-def _time(job: Job, batches: list[Batch]) -> float:
-    """Return the seconds per position of a batch, in steps that train the weights."""
+def _time(job: Job, batches: list[Batch]) -> tuple[float, float]:
+    """Return the seconds per position of a batch, and the tokens that are trained per token of a batch.
+
+    The second number is 1, except where steps sample answers.
+    """
     take_step = TrainingStep(job)
     warmup = len(batches) if job.compiled else 1  # every new shape may be compiled: take each once before timing
-    times: list[float] = []
+    times, read, trained = list[float](), 0, 0
     began = time.perf_counter()
     for batch in itertools.cycle(batches):
         start = time.perf_counter()
-        take_step([batch])[1].read()
+        result = take_step([batch])
+        result.scalars.read()
         seconds = time.perf_counter() - start
         times.append(seconds / batch.slots)
+        read, trained = read + batch.tokens, trained + result.tokens
         if seconds > LONG_STEP_SECONDS and not job.compiled:
-            return times[-1]
+            return times[-1], trained / read
         if len(times) == warmup:
             began = time.perf_counter()
         if len(times) >= warmup + MIN_TIMED_STEPS and time.perf_counter() - began > MIN_TIMED_SECONDS:
             break
-    return sorted(times[warmup:])[(len(times) - warmup) // 4]  # the lower quartile: other programs only slow steps down
+    quartile = sorted(times[warmup:])[(len(times) - warmup) // 4]  # the lower: other programs only slow steps down
+    return quartile, trained / read
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -299,11 +307,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"memory     at least {_bytes(memory.total)}: {listed}{measured}"
     yield f"disk       {_disk(plan)}"
     share = f", {plan.peak_share:.1%} of the peak" if plan.peak_share is not None else ""
-    speed = each * plan.batch_tokens / plan.seconds
     excluded = "" if plan.valid is None else "; without evaluations"
     yield (
         f"time       about {duration(spec.train.steps * plan.seconds)} in {plan.precision} on {plan.device}: "
-        f"{duration(plan.seconds)} a step, {speed:,.0f} tokens/s{share}{excluded}"
+        f"{duration(plan.seconds)} a step, {plan.tokens_per_second:,.0f} tokens/s{share}{excluded}"
     )
     for example in plan.examples:
         yield ""

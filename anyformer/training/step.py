@@ -1,7 +1,7 @@
 """One training step: forward and backward passes, clipping, the optimiser's update and the moving average."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ from anyformer.training.scheduled_sampling import mix_own_tokens
 from anyformer.training.step_graphs import StepGraphs
 
 
+class StepResult(NamedTuple):
+    """Counts of a step, and its scalars: the summed loss, the gradient norm, and the mean reward of answers, if any."""
+
+    labels: int
+    scalars: PendingScalars
+    tokens: int  # that the step trains on; those of sampled answers count in each update
+
+
 class TrainingStep:
     """A step as a function of its batches.
 
@@ -41,11 +49,11 @@ class TrainingStep:
             for group in job.optimizer.param_groups:  # a captured step reads the rate from device memory
                 group["lr"] = torch.tensor(group["lr"], device=job.device)
 
-    def __call__(self, batches: list[Batch]) -> tuple[int, PendingScalars]:
-        """Take one step. Return the number of labels, and the summed loss with the gradient norm.
+    def __call__(self, batches: list[Batch]) -> StepResult:
+        """Take one step.
 
         A step whose loss or gradient is not finite changes nothing. A step of the task grpo samples answers, and
-        updates the weights `task.updates` times; loss and norm are then means, and the mean reward follows.
+        updates the weights `task.updates` times; loss and norm are then means.
         """
         job = self.job
         if isinstance(job.task, RewardedAnswers):
@@ -59,9 +67,9 @@ class TrainingStep:
             scalars = self.graphs.run(lambda tree: self._update(*tree), (inputs, counts))
         else:
             scalars = self._update([one.to(job.device) for one in inputs], to_device(counts, job.device))
-        return sum(labels), PendingScalars.of(scalars)
+        return StepResult(sum(labels), PendingScalars.of(scalars), sum(batch.tokens for batch in batches))
 
-    def _policy_step(self, task: RewardedAnswers, batches: list[Batch]) -> tuple[int, PendingScalars]:
+    def _policy_step(self, task: RewardedAnswers, batches: list[Batch]) -> StepResult:
         """Sample answers to the sources of batches, and learn from their rewards."""
         job, updates = self.job, task.spec.updates
         sampled = [task.sample(job.model, batch, job.recipe.seed, job.state.step + 1) for batch in batches]
@@ -75,7 +83,8 @@ class TrainingStep:
         counts = to_device(torch.tensor([sum(answers), *answers], dtype=torch.float32), job.device)
         each = torch.stack([self._update(inputs, counts) for _ in range(updates)])  # [updates, 2]
         scalars = torch.cat([each.mean(dim=0), rewards.mean(dim=0, keepdim=True).to(job.device)])
-        return sum(answers), PendingScalars.of(scalars)
+        tokens = updates * sum(batch.tokens for batch in sampled)
+        return StepResult(sum(answers), PendingScalars.of(scalars), tokens)
 
     def _decoder_inputs(self, batch: Batch) -> Batch:
         """Return the batch with the tokens that the decoder reads: the targets, or some of the model's own."""

@@ -19,6 +19,7 @@ from anyformer.tasks.base import token_log_probabilities
 from anyformer.tasks.rewards import RewardedAnswers, advantages, reward, until_end
 from anyformer.training.job import Job
 from anyformer.training.parallel import Ranks
+from anyformer.training.plan import plan
 from anyformer.training.prepare import prepare
 from anyformer.training.step import TrainingStep
 from tests.training.small import assert_same_run, make, metrics, pairs, quiet, run, stop_at
@@ -265,7 +266,7 @@ def test_a_step_is_the_gradient_of_the_mean_over_answers(first: Path, tmp_path: 
     job.optimizer.step = lambda *_: seen.extend(p.grad.clone() for p in job.model.parameters())  # type: ignore
     one, cursor = job.loader.read(Cursor())
     two, _ = job.loader.read(cursor)
-    count, scalars = TrainingStep(job)([one, two])
+    count, scalars, _ = TrainingStep(job)([one, two])
     answers = [task_of(other).sample(other.model, batch, recipe.seed, 1) for batch in (one, two)]
     assert count == 3 * (len(one.ids) + len(two.ids))
     total = torch.zeros(())
@@ -280,6 +281,22 @@ def test_a_step_is_the_gradient_of_the_mean_over_answers(first: Path, tmp_path: 
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, atol=1e-5, rtol=1e-3)
     rewards = torch.cat([batch.sampled.rewards for batch in answers if batch.sampled is not None])
     assert scalars.read()[2] == pytest.approx(float(rewards.mean()))
+
+
+def test_trained_tokens_are_those_of_sampled_answers_in_every_update(first: Path, tmp_path: Path) -> None:
+    recipe = rewarded(first, {"updates": 2}, steps=1)
+    job = make(recipe, tmp_path / "run")
+    batch, answers = drawn(job)
+    trained = 2 * answers.tokens
+    assert TrainingStep(job)([batch]).tokens == trained
+    run(recipe, tmp_path / "other")
+    assert f" 1 steps and {trained:,} tokens " in (tmp_path / "other" / "README.md").read_text("utf-8")
+
+
+def test_a_plan_counts_the_tokens_of_sampled_answers(first: Path) -> None:
+    found = plan(rewarded(first, {"samples": 4}), quiet())
+    assert found.tokens_per_second > 2 * found.batch_tokens / found.seconds  # without answers, half of a row is left
+    assert f"{found.tokens_per_second:,.0f} tokens/s" in found.render()
 
 
 def test_later_updates_leave_the_sampling_model(first: Path, tmp_path: Path) -> None:

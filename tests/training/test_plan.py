@@ -44,6 +44,7 @@ def test_every_kind_of_training(kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert found.memory.optimizer == pytest.approx(2 * found.memory.weights, rel=0.01)
     assert 0 <= found.padding < 1
     assert found.seconds > 0
+    assert found.tokens_per_second == pytest.approx(recipe.train.accumulate * found.batch_tokens / found.seconds)
     if kind != "lm crops":
         batches = round(recipe.train.steps / found.epochs)
         place, read = job.state.cursor, 0
