@@ -27,8 +27,7 @@ def train_gpt2(sheet: Sheet, tiny: bool) -> None:
 
 def train_experts(sheet: Sheet, tiny: bool) -> None:
     work, ways = training.experts(*(2, 64, 2, 512, 64, 2, (4, 2)) if tiny else (12, 768, 12, 50304, 1024, 64, (8, 2)))
-    rates = sheet.measure("train_experts", work, "tokens/s", ways)
-    sheet.put("train_experts", rates["ours"], rates["ours, dense"], "tokens/s", peer_name="ours, dense", rates=rates)
+    sheet.measure("train_experts", work, "tokens/s", ways, against="ours, dense")
 
 
 def _fp8(sheet: Sheet, key: str, depth: int, width: int, heads: int, vocab: int, length: int, rows: int) -> None:

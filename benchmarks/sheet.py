@@ -204,7 +204,7 @@ class Sheet:
             elif way.reads is not None:
                 share[name] = way.reads / took.median / self.rows["machine"]["copy_bytes"]
         peers = {name: rate for name, rate in rates.items() if not name.startswith("ours")}
-        best = against if against in peers else max(peers, key=lambda name: peers[name], default=None)
+        best = against if against in rates else max(peers, key=lambda name: peers[name], default=None)
         alike = agree(first)
         if alike is False:
             told = ", ".join(f"{name} {loss:.6g}" for name, loss in first.items())
@@ -214,7 +214,7 @@ class Sheet:
         self.put(
             key,
             rates["ours"],
-            None if best is None else peers[best],
+            None if best is None else rates[best],
             unit,
             peer_name=best,
             rates=rates,

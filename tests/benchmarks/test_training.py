@@ -55,6 +55,17 @@ def test_bytes_that_are_read_have_their_share(tmp_path: Path, monkeypatch: pytes
     assert row["share"]["ours"] == pytest.approx(rates["ours"] * 1e3 / 1e10)
 
 
+def test_ours_may_be_compared_with_another_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheet, "machine", machine)
+    ways = {name: Way(name, lambda: lambda: torch.zeros(())) for name in ("ours", "ours, dense", "theirs")}
+    rates = Sheet(tmp_path / "cpu.json").measure("a", 1, "tokens/s", ways, warm=0, rounds=1, against="ours, dense")
+    Sheet(tmp_path / "cpu.json").measure("b", 1, "tokens/s", ways, warm=0, rounds=1)
+    rows = json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
+    assert (rows["a"]["peer_name"], rows["a"]["peer"]) == ("ours, dense", rates["ours, dense"])
+    assert rows["a"]["spread"].keys() == rates.keys()
+    assert rows["b"]["peer_name"] == "theirs"
+
+
 @pytest.mark.parametrize("other", [2.0, 2.1])
 def test_a_row_tells_whether_they_agree(
     other: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
