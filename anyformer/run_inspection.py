@@ -20,7 +20,7 @@ from anyformer.decoding.strategy import Sampling
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
-from anyformer.tasks.base import length_fault, media_of, read_media, with_prefix
+from anyformer.tasks.base import before_end, ending_ids, length_fault, media_of, read_media, with_prefix
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
@@ -203,15 +203,13 @@ def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, pie
     device = next(model.parameters()).device
     marks = None if piece.marks is None else torch.tensor([list(piece.marks)], device=device)
     ids, media, marks = read_media(task, torch.tensor([prompt], device=device), marks)
-    ends = {task.tokenizer.eos, config.special.eos, *config.special.stops} - {None}
-    stop = [end for end in ends if end is not None]
+    ends = ending_ids(task.tokenizer, config)
     try:
-        request = Request(ids, max_new_tokens=room, stop=stop, marks=marks, media=media)
+        request = Request(ids, max_new_tokens=room, stop=ends, marks=marks, media=media)
         said = run_sampling(model, request, Sampling())
     except NonFiniteLogits:
         raise FloatingPointError("the model's logits are not finite: it gives no answer") from None
-    new = said[0, 1 if pair else len(prompt) :].tolist()
-    new = new[: next((i for i, id in enumerate(new) if id in ends), len(new))]
+    new = before_end(said[0, 1 if pair else len(prompt) :].tolist(), ends)
     marked = None if piece.marks is None else [*piece.marks, *[PLAIN] * len(new)]
     return piece._replace(ids=[*piece.ids, *new], marks=marked)
 

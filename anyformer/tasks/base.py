@@ -1,6 +1,7 @@
 """The protocol of tasks, and what they share: the call of a model on a batch, the total loss, checks of lengths."""
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,6 +79,11 @@ def ending_ids(tokenizer: TextTokenizer, config: ModelConfig) -> list[int]:
     """Return the ids that end a generated text: those of the tokenizer and of the model."""
     ends = (tokenizer.eos, config.special.eos, *config.special.stops)
     return list(dict.fromkeys(id for id in ends if id is not None))
+
+
+def before_end(ids: list[int], ends: Collection[int]) -> list[int]:
+    """Return ids up to the first that ends a text, without this one."""
+    return list(itertools.takewhile(lambda id: id not in ends, ids))
 
 
 def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:

@@ -31,7 +31,7 @@ from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, ExactReward, Padded, PrefixReward, Reward, Rewards
 from anyformer.tasks.answer_budgets import answer_budget
-from anyformer.tasks.base import Metrics, call, ending_ids, token_log_probabilities
+from anyformer.tasks.base import Metrics, before_end, call, ending_ids, token_log_probabilities
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 FROM_MODEL = Sampling(temperature=1.0)  # the model's own distribution, which the ratio refers to
@@ -79,7 +79,7 @@ class RewardedAnswers(SequenceToSequence):
         repeated = [prompt for prompt in prompts for _ in range(group)]
         seeds = torch.cat([row_seeds(seed << 32 | step, group, first=group * prompt.number) for prompt in prompts])
         answers = self._answers(model, [prompt.ids for prompt in repeated], seeds)
-        texts = [self.tokenizer.decode(ids[:-1] if ids[-1] in self._ends(model) else ids) for ids in answers]
+        texts = [self.tokenizer.decode(before_end(ids, self._ends(model))) for ids in answers]
         each = [reward(self.spec.reward, text, one.target) for text, one in zip(texts, repeated, strict=True)]
         rewards = torch.tensor(each).view(-1, group)
         examples = [
@@ -117,7 +117,8 @@ class RewardedAnswers(SequenceToSequence):
         request = Request(ids, max_new_tokens=budgets, stop=ends, segments=segments, seed=seeds)
         with torch.autocast(ids.device.type, enabled=False):
             out = run_sampling(model, request, FROM_MODEL)[:, ids.shape[1] :].tolist()
-        return [until_end(row[:budget], ends) for row, budget in zip(out, budgets, strict=True)]
+        rows = (row[:budget] for row, budget in zip(out, budgets, strict=True))
+        return [row[: len(before_end(row, ends)) + 1] for row in rows]
 
     # -- loss ---------------------------------------------------------------------------------------------------------
 
@@ -165,8 +166,3 @@ def advantages(rewards: Tensor, divide: bool) -> Tensor:
     if divide:
         centred = centred / rewards.std(dim=1, correction=0, keepdim=True)
     return torch.where(equal, 0, centred)
-
-
-def until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
-    """Return ids up to the first that ends an answer, this one included."""
-    return ids[: next((i for i, id in enumerate(ids, 1) if id in ends), len(ids))]

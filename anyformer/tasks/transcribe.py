@@ -22,7 +22,7 @@ from anyformer.decoding.request import Request
 from anyformer.decoding.strategy import strategy
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Transcribe
-from anyformer.tasks.base import Progress, ending_ids
+from anyformer.tasks.base import Progress, before_end, ending_ids
 from anyformer.tasks.predict_only import PredictOnly
 
 SOUNDS_PER_BATCH = 8
@@ -55,14 +55,11 @@ class Transcribing(PredictOnly):
                 processors=[Opening(self.spec, model.config.vocab, ids.device)],
             )
             for i, answer in zip(rows[at:], decode(model, request, how).tolist(), strict=False):
-                out[i] = self._text(answer[1 + len(self.spec.opening) :], request.stop_ids)
+                spoken = before_end(answer[1 + len(self.spec.opening) :], request.stop_ids)
+                out[i] = self.tokenizer.decode(spoken).strip()
             if progress:
                 progress(len(frames))
         return out
-
-    def _text(self, ids: list[int], stop: Sequence[int]) -> str:
-        end = next((i for i, id in enumerate(ids) if id in stop), len(ids))
-        return self.tokenizer.decode(ids[:end]).strip()
 
 
 class Opening:

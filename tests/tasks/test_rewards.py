@@ -15,8 +15,8 @@ from anyformer.data.batch import Batch, SampledAnswers
 from anyformer.data.loader import Cursor
 from anyformer.recipe import Data, ExactReward, Padded, PrefixReward, Recipe, ReverseDigits, Rewards
 from anyformer.run import load
-from anyformer.tasks.base import token_log_probabilities
-from anyformer.tasks.rewards import RewardedAnswers, advantages, reward, until_end
+from anyformer.tasks.base import before_end, token_log_probabilities
+from anyformer.tasks.rewards import RewardedAnswers, advantages, reward
 from anyformer.training.job import Job
 from anyformer.training.parallel import Ranks
 from anyformer.training.plan import plan
@@ -219,11 +219,11 @@ def test_answers_follow_their_sources_up_to_their_end(first: Path, tmp_path: Pat
 
 
 @given(st.lists(st.integers(0, 3), max_size=6))
-def test_an_answer_ends_at_the_first_end(ids: list[int]) -> None:
-    found = until_end(ids, [0, 3])
+def test_an_answer_ends_before_the_first_end(ids: list[int]) -> None:
+    found = before_end(ids, [0, 3])
     assert found == ids[: len(found)]
-    assert not {0, 3} & {*found[:-1]}
-    assert len(found) == len(ids) or found[-1] in (0, 3)
+    assert not {0, 3} & {*found}
+    assert len(found) == len(ids) or ids[len(found)] in (0, 3)
 
 
 def test_answers_are_a_function_of_seed_and_step(first: Path, tmp_path: Path) -> None:
