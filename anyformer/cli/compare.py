@@ -15,16 +15,21 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN RUN... [KEY=VALUE]",
-            help="Folders of runs; the first is the baseline. KEY=VALUE changes its recipe: data.root=DIR.",
+            help="Folders of runs; the first is the baseline. KEY=VALUE changes that one's recipe: data.root=DIR.",
         ),
     ],
     split: Annotated[
         str, typer.Option(help="Split of the first run's data: train, valid, test, or the name of a test set.")
     ] = "test",
-    out: Annotated[Path | None, typer.Option(help="Write the comparison: .html, or the figure: .png.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: .html for the whole comparison, .png for its figure.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: settings, learning curves, cost, and metrics on the same rows with a paired bootstrap."""
+    """Compare runs: settings, learning curves, cost, and metrics on the same rows with a paired bootstrap.
+
+    For example: anyformer compare runs/small runs/large --split valid --out compared.html
+    """
     from anyformer.atomic_folder import writing
     from anyformer.comparison import page
     from anyformer.comparison.compare import compare as compare_runs

@@ -20,10 +20,8 @@ def lab(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME... | all | run RECIPE KEY=A,B,C... | run GRID.toml [KEY=VALUE...] | cell GRID.toml [ID...] "
-            "| coordinates RECIPE model.width=A,B,C [KEY=VALUE...]]",
-            help="Experiments, a recipe with the settings to compare, a grid in a file, cells of a grid, or a recipe "
-            "with the widths of which to compare the sizes of activations.",
+            metavar="NAME",
+            help="Experiments by name, or one of the commands above with its arguments.",
         ),
     ] = None,
     size: Annotated[
@@ -71,11 +69,20 @@ def lab(
 ) -> None:
     """Test claims about Transformers by experiment, or compare your own settings on your data.
 
-    Without a name it lists the experiments. If it is stopped, the same command continues.
+    \b
+      anyformer lab                        list experiments, verdicts and minutes
+      anyformer lab norms cache            test claims by name
+      anyformer lab all                    test all claims
+      anyformer lab run RECIPE KEY=A,B,C   train with each value, and compare
+      anyformer lab run GRID.toml          the same for a grid in a file
+      anyformer lab cell GRID.toml         list the cells of a grid
+      anyformer lab cell GRID.toml ID      train one of them, on any machine
+      anyformer lab coordinates RECIPE model.width=A,B,C
+                                           compare sizes of activations by width
 
-    anyformer lab run reverse 'model.*.position=none,sinusoidal,rotary' --steps 400
+    For example: anyformer lab run reverse 'model.*.position=none,sinusoidal,rotary' --steps 400
 
-    On several machines: `anyformer lab cell GRID.toml ID` trains one cell, `anyformer lab cell GRID.toml` lists all.
+    If a command is stopped, the same command continues.
     """
     if not what:
         return _list()
