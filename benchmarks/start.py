@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +15,26 @@ from anyformer.datasets.storage import download_folder
 
 STEPS = ("train.steps=5", "train.log_every=1", "train.snapshots=0", "data.valid=none", "train.best=loss")
 ROUNDS = 2  # processes that find stored code
+FILES = (".anyformer-lock", "recipe.toml", "metrics.jsonl")  # of a run, each written at the end of a stage
+INTERVAL = 0.01  # seconds between two looks for the next file
+
+
+class Stages(NamedTuple):
+    """Seconds from the start of a process to the end of each stage."""
+
+    imports: float
+    build: float  # data, model and optimiser
+    first_step: float  # its loss is read
+
+    def __str__(self) -> str:
+        return f"{self.first_step:.1f} s (imports {self.imports:.1f}, data and model {self.build:.1f})"
 
 
 class Start(NamedTuple):
-    """Seconds to the loss of the first step: with an empty folder for compiled code, and with a filled one."""
+    """A start with an empty folder for compiled code, and some with a filled one."""
 
-    cold: float
-    warm: list[float]
+    cold: Stages
+    warm: list[Stages]
 
 
 def start(recipe: str, overrides: Sequence[str] = ()) -> Start:
@@ -30,23 +44,30 @@ def start(recipe: str, overrides: Sequence[str] = ()) -> Start:
     return Start(cold, warm)
 
 
-def first_step(recipe: str, home: Path, number: int, overrides: Sequence[str]) -> float:
-    """Return the seconds to the first line about a step; the process runs to its end, which stores its code."""
+def first_step(recipe: str, home: Path, number: int, overrides: Sequence[str]) -> Stages:
+    """Return the seconds to each file of a run; the process runs to its end, which stores its code."""
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    environment |= {"ANYFORMER_DATA": str(download_folder()), "XDG_CACHE_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "anyformer", "train", recipe, "--out", str(home / f"run-{number}")]
-    began, seconds, told = time.perf_counter(), None, list[str]()
-    with subprocess.Popen(
-        [*command, *STEPS, *overrides], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            told.append(line)
-            if seconds is None and line.startswith("step "):
-                seconds = time.perf_counter() - began
-    if process.returncode or seconds is None:
-        raise RuntimeError(f"anyformer train {recipe} ended with {process.returncode}:\n{''.join(told)}")
-    return seconds
+    environment |= {"ANYFORMER_DATA": str(download_folder()), "XDG_CACHE_HOME": str(home)}
+    out, printed = home / f"run-{number}", home / f"printed-{number}"
+    command = [sys.executable, "-m", "anyformer", "train", recipe, "--out", str(out), *STEPS, *overrides]
+    began, seconds = time.perf_counter(), list[float]()
+    with (
+        printed.open("w") as file,
+        subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
+    ):
+        while process.poll() is None:
+            if len(seconds) < len(FILES) and (out / FILES[len(seconds)]).exists():
+                seconds.append(time.perf_counter() - began)
+            time.sleep(INTERVAL)
+    if process.returncode or len(seconds) < len(FILES):
+        raise RuntimeError(f"anyformer train {recipe} ended with {process.returncode}:\n{printed.read_text()}")
+    return Stages(*seconds)
+
+
+def has_bytecode(package: str) -> bool:
+    """Return whether the compiled source of a package is stored. Without it, each process compiles it again."""
+    spec = find_spec(package)
+    return spec is not None and spec.cached is not None and Path(spec.cached).exists()
 
 
 def main() -> None:
@@ -54,9 +75,13 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?", default="shakespeare-gpu")
     parser.add_argument("overrides", nargs="*", help="changes of the recipe, such as batches.rows=2")
     args = parser.parse_args()
+    before = ", ".join(f"{package}: {'yes' if has_bytecode(package) else 'no'}" for package in ("torch", "anyformer"))
+    print(f"bytecode is stored: {before}", flush=True)
     found = start(args.recipe, args.overrides)
-    warm = ", ".join(f"{seconds:.1f}" for seconds in found.warm)
-    print(f"{args.recipe}: first step after {found.cold:.1f} s with an empty cache, after {warm} s with a filled one")
+    print(f"{args.recipe}: seconds from the start of the process to its first step")
+    print(f"  with an empty cache: {found.cold}")
+    for one in found.warm:
+        print(f"  with a filled cache: {one}")
 
 
 if __name__ == "__main__":
