@@ -13,12 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.fsdp import FSDPModule
 
 from anyformer.cache.segment_memory import Past
@@ -31,7 +25,6 @@ from anyformer.run import REQUIRED, STATE, checkpoints, read_json, read_tensors,
 from anyformer.training.parallel import Ranks, full_tensor, shard_like
 
 START = Cursor()
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)  # by name: fits any number of processes
 
 
 @dataclass
@@ -77,13 +70,25 @@ def environment_changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{name} was {then.get(name)}, is {value}" for name, value in now.items() if then.get(name) != value]
 
 
+def _states() -> Any:
+    """Return torch's module for states of divided models, imported when the first checkpoint needs it."""
+    from torch.distributed.checkpoint import state_dict
+
+    return state_dict
+
+
+def _full() -> Any:
+    """Return the options of a state by name, which fits any number of processes."""
+    return _states().StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
 def gather_state(state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return all tensors that training resumes from, except the weights. All processes call it; the first has them all.
 
     The random generators are those of the first process: with several, each process reseeds its own at every step.
     """
     tensors = {f"ema.{name}": x for name, x in gather_ema(state, model).items()}
-    gathered: Any = get_optimizer_state_dict(model, optimizer, options=FULL)
+    gathered: Any = _states().get_optimizer_state_dict(model, optimizer, options=_full())
     for name, values in gathered.get("state", {}).items():
         own = {key: in_model_order(model, name, torch.as_tensor(x)) for key, x in values.items()}
         tensors |= {f"optimizer.{key}.{name}": x for key, x in own.items()}
@@ -180,8 +185,8 @@ def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.opti
     ema = {name: shard_like(in_split_order(model, name, x), parameters[name]) for name, x in ema.items()}
     saved = {n: {key: in_split_order(model, n, x) for key, x in values.items()} for n, values in saved.items()}
     if not (isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]):  # which has no state
-        merged: Any = {"state": saved, "param_groups": get_optimizer_state_dict(model, optimizer)["param_groups"]}
-        set_optimizer_state_dict(model, optimizer, merged, options=FULL)
+        groups = _states().get_optimizer_state_dict(model, optimizer)["param_groups"]
+        _states().set_optimizer_state_dict(model, optimizer, {"state": saved, "param_groups": groups}, options=_full())
     torch.set_rng_state(tensors["generator.cpu"])
     if torch.cuda.is_available() and "generator.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["generator.cuda"])
@@ -242,7 +247,7 @@ def prune(out: Path, keep: int, also: Iterable[Path]) -> None:
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights on the CPU. Of a divided model all processes call it, and the first has them all."""
-    state: Any = get_model_state_dict(model, options=FULL)
+    state: Any = _states().get_model_state_dict(model, options=_full())
     return {name: in_model_order(model, name, x) for name, x in state.items()}
 
 

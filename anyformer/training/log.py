@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -39,7 +40,6 @@ class Log:
         self.shown = time.perf_counter()
         self.recent = deque([(self.shown, start, 0)])  # time, step, and tokens so far
         self.tokens, self.evaluation_seconds = 0, 0.0
-        self.board: SummaryWriter | None = None
         self.bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -53,7 +53,6 @@ class Log:
         self.task = self.bar.add_task("", total=steps, completed=start, note="")
 
     def __enter__(self) -> Self:
-        self.board = open_board(self.folder / "tensorboard", self.first)
         self.bar.start()
         return self
 
@@ -61,8 +60,13 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
-        if self.board is not None:
+        if "board" in vars(self) and self.board is not None:
             self.board.close()
+
+    @cached_property
+    def board(self) -> "SummaryWriter | None":
+        """TensorBoard's writer, opened at the first line of metrics: its import would delay the first step."""
+        return open_board(self.folder / "tensorboard", self.first)
 
     def drop_after(self, step: int) -> None:
         """Remove the lines of steps that a resumed run repeats."""
