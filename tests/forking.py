@@ -14,6 +14,7 @@ MODULES = [
     "anyformer.training.train",
     "matplotlib.pyplot",
     "torch.utils.tensorboard",
+    "torch._dynamo",
     "tests.data.test_shards",
     "tests.training.small",
 ]

@@ -1,6 +1,7 @@
 """A folder has one writer at a time, however that writer ends; leftovers of killed processes are removed."""
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ def fill_slowly(home: Path, recipe: str) -> None:
 
 
 def scratch_slowly(home: Path, recipe: str) -> None:
-    os.environ["TMPDIR"] = str(home)
+    tempfile.tempdir = str(home)
     with scratch("anyformer-lab-"):
         stay()
 
