@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from anyformer.cli.app import Json, app, json_line, print_once
-from anyformer.cli.torch_import import import_torch
+from anyformer.cli.torch_import import import_torch, start_loading
 
 if TYPE_CHECKING:
     from anyformer.run import Run
@@ -86,6 +86,7 @@ def train_(
     if dry_run:
         _plan(recipe, changes, out, resume or allow_changed_data)
         return
+    start_loading()
     _refuse_useless_restart()
     from anyformer.training.signals import Signals
 
@@ -95,8 +96,7 @@ def train_(
 
         with _errors_as_lines():
             run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
-        longer = _longer_command(run, recipe, changes or [], out)
-        print_once(f"trained: {run.folder}\n" + _next_commands(run) + longer)
+        print_once(f"trained: {run.folder}\n{_next_commands(run)}{_longer_command(run, recipe, changes or [], out)}")
 
 
 def _refuse_useless_restart() -> None:

@@ -22,13 +22,18 @@ def import_torch() -> None:
         return
     gc.disable()
     try:
-        import_extensions()
-        threading.Thread(target=_load_library).start()
+        start_loading()
         import anyformer.recipe
         import anyformer.run  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
+
+
+def start_loading() -> None:
+    """Start a thread that loads torch's library. A verb that first does other work calls it before that."""
+    import_extensions()
+    threading.Thread(target=_load_library).start()
 
 
 def import_extensions() -> None:
@@ -38,11 +43,14 @@ def import_extensions() -> None:
 
 
 def _load_library() -> None:
-    """Load torch's library without Python's lock, which `import` holds. Any failure is left to `import torch`."""
+    """Load torch's library, and CUDA's where torch has them, without Python's lock, which `import` holds.
+
+    Any failure is left to `import torch`.
+    """
     spec = find_spec("torch")
     if sys.platform != "linux" or spec is None or spec.origin is None:
         return
-    library = Path(spec.origin).parent / "lib" / "libtorch_cpu.so"
+    library = Path(spec.origin).parent / "lib" / "libtorch.so"
     load = ctypes.CDLL(None).dlopen  # a foreign function, called without the lock; ctypes.CDLL(library) would hold it
     load.argtypes, load.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     load(os.fsencode(library), os.RTLD_NOW)
