@@ -4,6 +4,7 @@ torch may rename or remove such a function in any release. The fallback then run
 other module of the package names a private function of torch; a test reads the imports and attributes of all of them.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -118,6 +119,16 @@ def caching_custom_gradients() -> AbstractContextManager[Any]:
         return nullcontext()
     known = getattr(config, name, None) is not None
     return config.patch(name, True) if known else nullcontext()
+
+
+def start_hashing_triton() -> None:
+    """Hash Triton's files, of 400 MB, in a thread: the key of all stored code holds the hash, which torch caches."""
+    try:
+        from torch._inductor.runtime.triton_compat import HAS_TRITON, triton_key
+    except ImportError:
+        return
+    if HAS_TRITON:
+        threading.Thread(target=triton_key, daemon=True).start()
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:

@@ -12,6 +12,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.inspection.capacity import check_model, exceeding
+from anyformer.kernels.private import start_hashing_triton
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     Crops,
@@ -130,6 +131,8 @@ def build(
     execution = choose_execution(recipe.train.precision, compile, padded=padded)
     device, precision = torch.device(execution.device.value), execution.precision.value
     compiled = execution.compile.value == "on"
+    if compiled:
+        start_hashing_triton()
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)

@@ -4,6 +4,7 @@ import ast
 import pickle
 import re
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -151,6 +152,18 @@ def test_custom_gradients_are_cached_where_torch_can(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch._functorch, "config", object())  # a torch without this setting
     with private.caching_custom_gradients():
         pass
+
+
+def test_triton_is_hashed_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, triton = threading.Event(), "torch._inductor.runtime.triton_compat"
+    monkeypatch.setitem(sys.modules, triton, SimpleNamespace(HAS_TRITON=False, triton_key=hashed.set))
+    private.start_hashing_triton()
+    assert not hashed.wait(0.1)
+    monkeypatch.setitem(sys.modules, triton, SimpleNamespace(HAS_TRITON=True, triton_key=hashed.set))
+    private.start_hashing_triton()
+    assert hashed.wait(10)
+    monkeypatch.setitem(sys.modules, triton, None)  # importing it fails
+    private.start_hashing_triton()
 
 
 def test_without_operators_arm_kernels_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
