@@ -27,8 +27,10 @@ MIN_CAPABILITY = (8, 9)  # the first CUDA compute capability with fp8 units
 
 def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return x [m, k] in fp8, and the scale of each row, [m, 1]."""
-    scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=MIN_ABSMAX) / torch.finfo(dtype).max
-    return (x.float() * scale.reciprocal()).to(dtype), scale
+    y = x.float()
+    bits = y.abs().view(torch.int32).amax(dim=-1, keepdim=True)  # ordered as the values, and NaN is the largest
+    scale = bits.view(torch.float32).clamp(min=MIN_ABSMAX) / torch.finfo(dtype).max
+    return (y * scale.reciprocal()).to(dtype), scale
 
 
 def multiply(
