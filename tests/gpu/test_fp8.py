@@ -43,7 +43,6 @@ def test_long_rows_are_cast_in_one_pass(width: int, dtype: torch.dtype) -> None:
     cast = torch.compile(lambda x: to_fp8(2 * x, dtype), options=long_row_options())
     (found, scale), (code,) = run_and_get_code(cast, x)
     due, due_scale = to_fp8(2 * x, dtype)
-    assert "triton_per_" in code
     assert "triton_red_" not in code
     torch.testing.assert_close(scale, due_scale)
     assert ((found.float() - due.float()).abs() <= due.float().abs() / 8).all()  # at most one unit in the last place
