@@ -34,7 +34,7 @@ class SplitLinear(Linear):
     mesh: DeviceMesh
 
     @property
-    def fuses_activation(self) -> bool:
+    def is_plain(self) -> bool:
         return False
 
     @property
