@@ -80,7 +80,7 @@ class Session:
         # of what was read last [rows, n, d], and of the next token [rows, v]
         self.hidden, self.logits = self._prefill(prompts, sizes)
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
-        self._in_step, self._prepacked = False, PrepackedWeights()
+        self._in_step, self._prepacked, self._budget = False, PrepackedWeights(), budget
         self.fits = self.limit is None or self.position_bound + request.longest <= self.limit  # all positions
         if slack:  # so that dropped tokens leave no gaps; ids and history then have all slots
             self.cache.split_rows()
@@ -148,7 +148,7 @@ class Session:
         slots = self.cache.slots_of(present)
         self._ids.scatter_(1, slots, new)
         self._present.scatter_(1, slots, present)
-        with use_prepacked(self._prepacked, new.numel()):
+        with use_prepacked(self._prepacked, new.numel(), self._budget // new.shape[1]):
             if self.compile and self.fits:
                 out: tuple[Tensor, Tensor] = compiled(step, id(self.model), *new.shape)(
                     self.model, self.cache, new, present
@@ -199,7 +199,7 @@ class Session:
         return self._step(new, present)[1][:, -1]
 
     def _step(self, new: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-        with use_prepacked(self._prepacked, new.numel()):
+        with use_prepacked(self._prepacked, new.numel(), self._budget):
             if not self.compile:
                 return step(self.model, self.cache, new, present, bound=0)  # the position is known to fit
             run = compiled(step, id(self.model), len(new))

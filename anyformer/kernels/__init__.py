@@ -11,7 +11,7 @@ fused_convolution  Short causal convolution with SiLU, by Triton kernels
 fused_recurrence  Linear recurrences over matrix states, by Triton kernels
 gelu              A faster GELU where torch's erf or tanh dominates
 int4              Linear layers of 4-bit weights on one row, on a GPU
-int8_dot          Linear layers of int8 weights on Arm CPUs, by a kernel in C
+int8_dot          Linear layers of int8 weights on CPUs with dot products, by a kernel in C
 linear_recurrence   Linear recurrences over matrix states, token by token
 matmul            Linear layers on few rows, as in decode steps
 opaque            Functions that torch.compile calls as one op

@@ -1,7 +1,8 @@
-"""Linear layers of int8 weights on Arm CPUs with dot products (asimddp), by a kernel in C: `int8_dot.c`.
+"""Linear layers of int8 weights on CPUs with dot products, by a kernel in C: `int8_dot.c`.
 
-None of torch's kernels multiplies more than a few rows by int8 weights faster than by fp32 ones. The C
-compiler that torch.compile needs builds the library once, into the user's cache folder.
+These are Arm CPUs with asimddp and x86 CPUs with AVX-512 VNNI. None of torch's kernels for Arm multiplies more than a
+few rows by int8 weights faster than by fp32 ones. The C compiler that torch.compile needs builds the library once for
+each kind of CPU, into the user's cache folder.
 """
 
 import ctypes
@@ -11,7 +12,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
@@ -23,22 +23,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SOURCE = Path(__file__).with_name("int8_dot.c")
-FLAGS = ("-O3", "-march=armv8.2-a+dotprod", "-fopenmp", "-shared", "-fPIC")
-BLOCK, STEP = 8, 16  # rows of a block of weights; values of a row that the kernel reads at once
+X86 = platform.machine() == "x86_64"
+FEATURE = "avx512_vnni" if X86 else "asimddp"  # as Linux names it
+MACHINE_FLAGS = ("-mavx512f", "-mavx512vnni") if X86 else ("-march=armv8.2-a+dotprod",)
+FLAGS = ("-O3", *MACHINE_FLAGS, "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
+BLOCK = 16 if X86 else 8  # rows of a block of weights
+STEP = 16  # values of a row that the kernel reads at once
 
 
 @cache
 def is_available() -> bool:
     """Whether this CPU has dot products, and a compiler built the kernel."""
-    return _has_dot_products() and _library() is not None
+    return FEATURE in _features() and _library() is not None
 
 
-def _has_dot_products() -> bool:
-    if sys.platform != "linux" or platform.machine() != "aarch64":
-        return False
+@cache
+def _features() -> frozenset[str]:
+    """Return the instruction sets that Linux lists for all cores; none on other systems."""
+    lines: list[str] = []
     with suppress(OSError):
-        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return False
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    cores = [frozenset(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset.intersection(*cores) if cores else frozenset()
 
 
 @cache
@@ -47,7 +53,9 @@ def _library() -> Any | None:
     compiler = shlex.split(os.environ.get("CC", "cc"))  # it may have options
     if not compiler or shutil.which(compiler[0]) is None:
         return None
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    # a cache folder may be shared by CPUs of several kinds, and the options of CC may be those of one (-march=native)
+    kind = " ".join((*compiler, *FLAGS, *sorted(_features())))
+    key = hashlib.sha256(SOURCE.read_bytes() + kind.encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anyformer", "kernels")
     library = folder / f"int8_dot-{key}.so"
     try:
@@ -60,15 +68,18 @@ def _library() -> Any | None:
         linear = ctypes.CDLL(str(library)).linear
     except (OSError, subprocess.CalledProcessError):
         return None
-    linear.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+    linear.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int]
     linear.restype = None
     return linear
 
 
 def pack(q: Tensor) -> Tensor:
-    """Return weights [n, k] in the layout of the kernel, [n / 8, k / 4, 8, 4], filled up with zeros."""
+    """Return weights [n, k] in the layout of the kernel, [n / BLOCK, k / 4, BLOCK, 4], filled up with zeros.
+
+    On x86 the bytes are q + 128: the instruction multiplies unsigned by signed integers.
+    """
     n, k = q.shape
-    full = F.pad(q, (0, -k % STEP, 0, -n % BLOCK))
+    full = F.pad(q, (0, -k % STEP, 0, -n % BLOCK)) ^ (-128 if X86 else 0)
     return full.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, 4)).transpose(1, 2).contiguous()
 
 
@@ -81,12 +92,13 @@ def reference(x: Tensor, q: Tensor, scale: Tensor, bias: Tensor | None) -> Tenso
 
 
 def _multiply(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    linear, m, n, k = _library(), len(x), len(scale), weight.shape[1] * 4
+    linear, (m, width), (n,), k = _library(), x.shape, scale.shape, weight.shape[1] * 4
     assert linear is not None
-    x = x.contiguous() if x.shape[1] == k else F.pad(x, (0, k - x.shape[1]))
-    y, q, x_scale = x.new_empty(m, n), x.new_empty(m, k, dtype=torch.int8), x.new_empty(m)
-    tensors = (x, weight, scale, bias, y, q, x_scale)
-    linear(*(None if t is None else t.data_ptr() for t in tensors), m, n, k, torch.get_num_threads())
+    x = x.contiguous() if width == k else F.pad(x, (0, k - width))
+    y, rounded = x.new_empty(m, n), x.new_empty(m, 2 + k // 4)  # 8 bytes of a row, and its integers
+    at = 0 if bias is None else bias.data_ptr()
+    tensors = x.data_ptr(), weight.data_ptr(), scale.data_ptr(), at, y.data_ptr(), rounded.data_ptr()
+    linear(*tensors, m, n, k, torch.get_num_threads())
     return y
 
 

@@ -81,6 +81,24 @@ def reordered_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
+def has_mkl_linear() -> bool:
+    """Whether torch has the linear layers of MKL with reordered weights."""
+    names = ("_mkl_reorder_linear_weight", "_mkl_linear")
+    return torch.backends.mkl.is_available() and all(_operator("mkl", name) is not None for name in names)
+
+
+def reorder_mkl_weight(weight: Tensor, rows: int) -> Tensor:
+    """Return a weight in the memory layout of MKL for inputs with this number of rows (see `has_mkl_linear`)."""
+    out: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+    return out
+
+
+def mkl_linear(x: Tensor, copy: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x weightᵀ + bias; `copy` is the weight by `reorder_mkl_weight` for the rows of x."""
+    out: Tensor = torch.ops.mkl._mkl_linear(x, copy, weight, bias, x.shape[:-1].numel())
+    return out
+
+
 def has_4bit_matmul() -> bool:
     """Whether torch has the 4-bit matmul of Arm CPUs."""
     names = ("_dyn_quant_pack_4bit_weight", "_dyn_quant_matmul_4bit")

@@ -1,4 +1,4 @@
-"""Weights of 8 bits for Arm CPUs with dot products, multiplied by `kernels/int8_dot.py`."""
+"""Weights of 8 bits for CPUs with dot products, multiplied by `kernels/int8_dot.py`."""
 
 import torch
 from torch import Tensor

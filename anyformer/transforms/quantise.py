@@ -37,10 +37,10 @@ def quantise(
 
     `way` is the kernel. plain: weights are dequantised for each matmul, in the precision of the model. That takes less
     memory but no less time, except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels
-    read the integers. kernel: those for Arm CPUs, on large matrices about 3 times as fast as fp32 with 8 bits, and with
-    4 bits 4 times for one row and 1.3 times for many; they also round each token to 8 bits, by about 1 % of its length.
-    With 8 bits the kernel is built by a C compiler once, and Arm's for 4 bits takes its place without one. auto: a
-    kernel if there is one, else plain.
+    read the integers. kernel: those for CPUs, on large matrices about 3 times as fast as fp32 with 8 bits (Arm with dot
+    products, x86 with AVX-512 VNNI), and with 4 bits (Arm) 4 times for one row and 1.3 times for many. They also round
+    each token to 8 bits, by about 1 % of its length. With 8 bits the kernel is built by a C compiler once. Without one,
+    Arm's kernel for 4 bits takes its place. auto: a kernel if there is one, else plain.
 
     The head has 8 bits in any case: with 4 bits, rounding it would cost a third of what rounding all blocks costs. A
     head that shares its table with the input gets a rounded copy of it if that is faster, else it stays plain.
@@ -54,7 +54,9 @@ def quantise(
     if group is not None and (group < 32 or group % 32):
         raise ValueError(f"group = {group}: must be a multiple of 32")
     if way == "kernel" and not all(_has_kernel(p, bits) for p in model.parameters()):
-        raise ValueError("way = 'kernel': needs an Arm CPU, torch with KleidiAI, and a model in fp32 on it")
+        raise ValueError(
+            "way = 'kernel': needs a model in fp32 on an Arm CPU, or 8 bits, AVX-512 VNNI and a C compiler"
+        )
     model = merge(model)
     layers, size = dict(_layers(model)), (group or GROUP_SIZE) if bits == 4 else None
     if any(layer.weight is None for layer in layers.values()):
@@ -79,12 +81,12 @@ def quantise(
 
 
 def _has_kernel(weight: Tensor, bits: Bits) -> bool:
-    """Return whether a kernel of Arm CPUs takes these weights."""
+    """Return whether a kernel of this CPU takes these weights."""
     return arm_kernel.is_supported(weight) or (bits == 8 and int8_dot_format.is_supported(weight))
 
 
 def _format(rounded: Rounded, weight: Tensor, bias: Tensor | None, fast: bool) -> WeightFormat:
-    """Return the format of rounded weights: for a kernel of Arm CPUs if it may be used and is available."""
+    """Return the format of rounded weights: for a kernel of this CPU if it may be used and is available."""
     if fast and rounded.bits == 8 and int8_dot_format.is_supported(weight):
         return Int8DotFormat(rounded, None if bias is None else bias.detach())
     if fast and arm_kernel.is_supported(weight):

@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 
 from anyformer.kernels import int8_dot
 from anyformer.transforms.int8_dot_format import Int8DotFormat
-from anyformer.transforms.rounding import round_off
+from anyformer.transforms.rounding import Rounded, round_off
 
-built = pytest.mark.skipif(not int8_dot.is_available(), reason="needs an Arm CPU with dot products and a C compiler")
+built = pytest.mark.skipif(not int8_dot.is_available(), reason="needs a CPU with dot products and a C compiler")
 
 
 @built
@@ -37,6 +37,29 @@ def test_the_kernel_is_the_reference(m: int, n: int, k: int, bias: bool, threads
     assert ((found - exact).abs() <= step * w.abs().amax(dim=-1) + 1e-5).all()
     # tokens are rounded, by half a step at most, and nothing else
     assert ((found - (x @ rounded.dense().T + (b if bias else 0))).abs() <= step * w.abs().sum(-1) + 1e-4).all()
+
+
+@built
+@given(m=st.integers(1, 21), n=st.integers(1, 400), k=st.integers(1, 70), bias=st.booleans(), seed=st.integers(0, 99))
+def test_sums_of_integers_are_exact(m: int, n: int, k: int, bias: bool, seed: int) -> None:
+    """Rows of integers with a maximum of 127 are not changed by rounding."""
+    numbers = torch.Generator().manual_seed(seed)
+    x = torch.randint(-127, 128, (m, k), generator=numbers).float()
+    x[:, 0] = 127
+    q = torch.randint(-127, 128, (n, 1, k), generator=numbers, dtype=torch.int8)
+    scale, offset = torch.rand(n, 1, generator=numbers), torch.randn(n, generator=numbers) if bias else None
+    found = Int8DotFormat(Rounded(q, scale, k, 8), offset).matmul(x, None, None)
+    assert found.equal(int8_dot.reference(x, q.flatten(1), scale[:, 0], offset))
+
+
+@built
+def test_extreme_integers_are_exact() -> None:
+    """The largest sums of a row of 65,536 values, of either sign."""
+    k = 1 << 16
+    q = torch.tensor([127, -127], dtype=torch.int8)[:, None, None].expand(2, 1, k)
+    x = torch.tensor([[127.0], [-127.0]]).expand(2, k)
+    found = Int8DotFormat(Rounded(q, torch.ones(2, 1), k, 8), None).matmul(x, None, None)
+    assert found.equal(k * 127.0**2 * torch.tensor([[1.0, -1], [-1, 1]]))
 
 
 @built
@@ -67,6 +90,19 @@ def test_the_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     time = library.stat().st_mtime_ns
     assert build() is not None
     assert library.stat().st_mtime_ns == time
+
+
+def test_another_cpu_does_not_use_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set of instructions has a library, and a CPU without dot products has none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if int8_dot.is_available():
+        build, features = int8_dot._library.__wrapped__, int8_dot._features()
+        assert build() is not None
+        monkeypatch.setattr(int8_dot, "_features", lambda: features | {"another"})
+        assert build() is not None
+        assert len(list((tmp_path / "anyformer" / "kernels").iterdir())) == 2
+    monkeypatch.setattr(int8_dot, "_features", lambda: frozenset({"fpu", "avx2"}))
+    assert not int8_dot.is_available.__wrapped__()
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/cc", "false", ""])

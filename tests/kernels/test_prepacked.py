@@ -11,9 +11,11 @@ from anyformer.decoding.generate import generate
 from anyformer.kernels import prepacked as packs_file
 from anyformer.kernels.matmul import linear
 from anyformer.kernels.prepacked import PrepackedWeights, can_use_prepacked, prepacking_pays, use_prepacked
+from anyformer.kernels.private import has_mkl_linear, has_reordered_linear
 from anyformer.nn.model import Transformer
 
-needs_arm = pytest.mark.skipif(not prepacking_pays(), reason="needs a CPU that gains by it")
+ROWS, STEPS = 4, 100  # enough for any library
+gains = pytest.mark.skipif(not prepacking_pays(ROWS, STEPS), reason="needs a CPU that gains by it")
 
 
 def random(*shape: int) -> Tensor:
@@ -25,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs_file, "MIN_WEIGHTS", 1)
 
 
-@needs_arm
+@gains
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("rows", [(2,), (9,), (3, 5), (64, 1)])
 @pytest.mark.parametrize(("n", "k"), [(200, 96), (7, 13)])
@@ -36,7 +38,7 @@ def test_as_linear(rows: tuple[int, ...], n: int, k: int, biased: bool):
         random(n) if biased else None,
         PrepackedWeights(),
     )
-    with torch.no_grad(), use_prepacked(packed, 2):
+    with torch.no_grad(), use_prepacked(packed, ROWS, STEPS):
         assert can_use_prepacked(x, weight)
         for other in (x, -x, x.transpose(0, -2), random(k, *rows).movedim(0, -1)):  # also not contiguous
             exact = F.linear(other, weight, bias)
@@ -44,14 +46,14 @@ def test_as_linear(rows: tuple[int, ...], n: int, k: int, biased: bool):
     assert len(packed._copies) == 1
 
 
-@needs_arm
+@gains
 def test_who_it_is_for():
     x, weight = random(4, 32), nn.Parameter(random(16, 32))
     with torch.no_grad():
         assert not can_use_prepacked(x, weight)  # no one said so
-        with use_prepacked(PrepackedWeights(), 1):
+        with use_prepacked(PrepackedWeights(), 1, STEPS):
             assert not can_use_prepacked(x, weight)  # one row reads weights as they are
-        with use_prepacked(PrepackedWeights(), 4):
+        with use_prepacked(PrepackedWeights(), ROWS, STEPS):
             assert can_use_prepacked(x, weight)
             assert not can_use_prepacked(x, weight.data)  # may be gone tomorrow, and another at its address
             assert not can_use_prepacked(x.double(), weight)
@@ -59,21 +61,21 @@ def test_who_it_is_for():
             with torch.autocast("cpu", torch.bfloat16):
                 assert not can_use_prepacked(x, weight)
         assert not can_use_prepacked(x, weight)
-    with use_prepacked(PrepackedWeights(), 4):
+    with use_prepacked(PrepackedWeights(), ROWS, STEPS):
         assert not can_use_prepacked(x, weight)  # it has no backward pass
 
 
-@needs_arm
+@gains
 def test_no_room(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packs_file, "MAX_COPY_BYTES", 5000)
     x, packed, weights = random(4, 32), PrepackedWeights(), [nn.Parameter(random(n, 32)) for n in (16, 17, 18)]
-    with torch.no_grad(), use_prepacked(packed, 4):
+    with torch.no_grad(), use_prepacked(packed, ROWS, STEPS):
         for weight in [*weights, *weights]:
             torch.testing.assert_close(linear(x, weight), F.linear(x, weight), atol=1e-4, rtol=1e-4)
     assert len(packed._copies) == 2  # of 2048 and of 2176 bytes
 
 
-@needs_arm
+@gains
 def test_compiled():
     """As what stays in the graph; run elsewhere, such a graph does without copies."""
     weight, packed = nn.Parameter(random(64, 32)), PrepackedWeights()
@@ -82,13 +84,16 @@ def test_compiled():
         for seed in range(2):
             x = random(4 + seed, 32)[:4]
             exact = F.linear(x.relu(), weight).relu()
-            with use_prepacked(packed, 4), torch.compiler.set_stance("fail_on_recompile" if seed else "default"):
+            with (
+                use_prepacked(packed, ROWS, STEPS),
+                torch.compiler.set_stance("fail_on_recompile" if seed else "default"),
+            ):
                 torch.testing.assert_close(run(x), exact, atol=1e-4, rtol=1e-4)
         assert len(packed._copies) == 1
         torch.testing.assert_close(run(x), exact, atol=1e-4, rtol=1e-4)
 
 
-@needs_arm
+@gains
 def test_decoding_as_without(monkeypatch: pytest.MonkeyPatch):
     """The same answers, also after weights have changed in place."""
     torch.manual_seed(0)
@@ -98,17 +103,17 @@ def test_decoding_as_without(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         PrepackedWeights,
         "find",
-        lambda self, weight, find=PrepackedWeights.find: (found.append(1), find(self, weight))[1],
+        lambda self, weight, rows, find=PrepackedWeights.find: (found.append(rows), find(self, weight, rows))[1],
     )
     for _ in range(2):
-        ours = beam_search(model, ids, beams=2, max_new_tokens=5)
-        greedy = generate(model, ids, max_new_tokens=5)
+        ours = beam_search(model, ids, beams=2, max_new_tokens=17)
+        greedy = generate(model, ids, max_new_tokens=17)
         assert found
         with monkeypatch.context() as patch:
-            patch.setattr(packs_file, "prepacking_pays", lambda: False)
+            patch.setattr(packs_file, "prepacking_pays", lambda rows, steps: False)
             found.clear()
-            plain = beam_search(model, ids, beams=2, max_new_tokens=5)
-            assert torch.equal(greedy, generate(model, ids, max_new_tokens=5))
+            plain = beam_search(model, ids, beams=2, max_new_tokens=17)
+            assert torch.equal(greedy, generate(model, ids, max_new_tokens=17))
             assert not found
         assert torch.equal(ours.ids, plain.ids)
         torch.testing.assert_close(ours.scores, plain.scores, atol=1e-4, rtol=1e-4)
@@ -117,15 +122,28 @@ def test_decoding_as_without(monkeypatch: pytest.MonkeyPatch):
                 weight.mul_(-1.5)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+@gains
 def test_changed_weights_are_laid_out_again():
     """A stream lets its caller train between two tokens."""
-    weight, packed = nn.Parameter(random(16, 32)), PrepackedWeights()
-    first = packed.find(weight)
-    assert packed.find(weight) is first
+    x, weight, packed = random(ROWS, 32), nn.Parameter(random(16, 32)), PrepackedWeights()
+    first = packed.find(weight, ROWS)
+    assert packed.find(weight, ROWS) is first
     with torch.no_grad():
         weight.add_(1)
-    again = packed.find(weight)
-    assert again is not None
-    assert torch.equal(again.to_dense(), weight)
+        assert packed.find(weight, ROWS) is not first
+        with use_prepacked(packed, ROWS, STEPS):
+            torch.testing.assert_close(linear(x, weight), F.linear(x, weight), atol=1e-4, rtol=1e-4)
     assert len(packed._copies) == 1
+
+
+@pytest.mark.skipif(not has_mkl_linear() or has_reordered_linear(), reason="needs MKL")
+def test_mkl_copies_weights_for_enough_rows_and_steps():
+    """A copy serves one number of rows, and takes the time of several steps."""
+    assert not prepacking_pays(3, STEPS)
+    assert not prepacking_pays(ROWS, 15)
+    weight, packed = nn.Parameter(random(64, 32)), PrepackedWeights()
+    with torch.no_grad(), use_prepacked(packed, ROWS, STEPS):
+        for rows in (4, 9, 4, 64):
+            x = random(rows, 32)
+            torch.testing.assert_close(linear(x, weight), F.linear(x, weight), atol=1e-4, rtol=1e-4)
+    assert [rows for _, rows in packed._copies] == [4, 9, 64]

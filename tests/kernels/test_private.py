@@ -36,6 +36,8 @@ NAMES = {
     "_inductor",
     "_is_mkldnn_acl_supported",
     "_linear_pointwise",
+    "_mkl_linear",
+    "_mkl_reorder_linear_weight",
     "_pytree",
     "_reorder_linear_weight",
     "_scaled_mm",
@@ -166,9 +168,10 @@ def test_triton_is_hashed_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> 
     private.start_hashing_triton()
 
 
-def test_without_operators_arm_kernels_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_operators_cpu_kernels_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_operator", lambda library, name: None)
     assert not private.has_reordered_linear()
+    assert not private.has_mkl_linear()
     assert not private.has_4bit_matmul()
 
 

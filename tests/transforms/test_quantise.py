@@ -30,7 +30,9 @@ MODELS = {
     "t5": lambda: af.presets.t5(**SIZES, key_width=12),
 }
 HOW: list[tuple[Bits, int | None]] = [(8, None), (4, None), (4, 64)]
-kernel = pytest.mark.skipif(not torch.backends.kleidiai.is_available(), reason="there is no such kernel here")
+ARM = torch.backends.kleidiai.is_available()
+kernel = pytest.mark.skipif(not ARM, reason="there is no such kernel here")
+int8_kernel = pytest.mark.skipif(not (ARM or int8_dot.is_available()), reason="there is no such kernel here")
 
 
 def build(name: str) -> af.Transformer:
@@ -105,8 +107,10 @@ def test_a_model_uses_the_rounded_weights_and_no_others(name: str, bits: Bits, g
     assert all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("way", ["plain", pytest.param("kernel", marks=kernel)])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("bits", "way"),
+    [(8, "plain"), (4, "plain"), pytest.param(8, "kernel", marks=int8_kernel), pytest.param(4, "kernel", marks=kernel)],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_with_a_cache_is_that_without(name: str, bits: Bits, way: Any) -> None:
     small = quantise(build(name), bits, way=way)
@@ -145,7 +149,7 @@ def test_where_there_is_a_kernel_it_is_used_save_for_weights_that_others_read() 
         quantise(build("llama").double(), way="kernel")
 
 
-@kernel
+@int8_kernel
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_have_rounded_tables_and_inputs_their_own(name: str, bits: Bits) -> None:
@@ -186,7 +190,7 @@ def test_memory_falls(bits: Bits, group: int | None, times: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits", "way"),
-    [("llama", 4, "plain"), ("mixtral", 8, "plain"), pytest.param("llama", 8, "kernel", marks=kernel)],
+    [("llama", 4, "plain"), ("mixtral", 8, "plain"), pytest.param("llama", 8, "kernel", marks=int8_kernel)],
 )
 def test_it_compiles_without_a_break(name: str, bits: Bits, way: Any) -> None:
     small = quantise(build(name), bits, way=way)
