@@ -68,7 +68,7 @@ def test_a_plan_is_timed_with_the_chosen_threads(
 ) -> None:
     used = list[int]()
     module = "anyformer.training.plan"
-    monkeypatch.setattr(f"{module}._time", lambda job, batches: used.append(torch.get_num_threads()) or 1.0)
+    monkeypatch.setattr(f"{module}._time", lambda job, batches: used.append(torch.get_num_threads()) or (1.0, 1.0))
     plan(small(2), quiet())
     assert used == [1]
     assert torch.get_num_threads() == 2
