@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 import threading
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,8 +31,9 @@ def import_torch() -> None:
         gc.enable()
 
 
+@cache
 def start_loading() -> None:
-    """Start a thread that loads torch's library. A verb that first does other work calls it before that."""
+    """Start a thread that loads torch's library, once. A verb that first does other work calls it before that."""
     import_extensions()
     threading.Thread(target=_load_library).start()
 
