@@ -50,6 +50,14 @@ def test_a_page_says_how_to_repeat_it(name: str) -> None:
         assert figure.splitlines()[2].startswith("*"), "a figure has a caption"
 
 
+def test_minutes_of_measurements_that_may_share_a_gpu_are_an_upper_bound() -> None:
+    for name, bound in (("norms", True), ("heads", False)):
+        experiment = find(name)
+        some = stored(experiment, LAB).popitem()[1]
+        assert ("(at most " in page_of(experiment, {"gpu": some})) is bound
+        assert "(at most " not in page_of(experiment, {"cpu": some})
+
+
 def test_a_page_names_the_sizes_that_were_not_measured() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from anyformer.attention import flex
@@ -59,7 +60,7 @@ counted from the pattern, on a CPU and a GPU alike, whatever the kernel does. Bl
     measured = "Pairs of tokens in the blocks that the pattern sees; time, and on a GPU memory, of attention alone."
     columns = """Pairs are those in visible blocks; FLOPs are those of the whole model (attention, feed-forward and
 projections), predicted from the config for a kernel that skips the other blocks; ms is the time of attention alone,
-forward and backward."""
+forward and backward; MiB, on a GPU, is the peak memory, earlier allocations included."""
     limits = """Pairs are exact. Times are medians of 9 runs of attention alone, forward and backward. Nothing is said
 about the quality of a model with BigBird. On a CPU no kernel skips blocks, so its times are no evidence for or against
 the claim; they show that BigBird saves no time there."""
@@ -126,13 +127,29 @@ the claim; they show that BigBird saves no time there."""
     def remark(self, results: Sequence[Result]) -> str:
         return "" if _on_gpu(results) else f"Time on a CPU, no part of the rule: BigBird is {_times(results)}."
 
+    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        if not _on_gpu(results):
+            return {}
+        timed = [r for r in results if r["pattern"] == "bigbird" and r["timed"]]
+        _, before = np.polyfit([r["length"] for r in timed], [r["memory"] / 2**20 for r in timed], 1)
+        late, last = timed[-2:]
+        rest = [f"{r['memory'] / 2**20 - before:,.0f} MiB at {r['length']:,} tokens" for r in (late, last)]
+        return {
+            f"BigBird's time grows as T^{LINEAR} or slower": (
+                f"from {late['length']:,} to {last['length']:,} tokens {last['seconds'] / late['seconds']:.1f} times"
+            ),
+            f"BigBird's memory grows as T^{LINEAR} or slower": (
+                f"about {before:,.0f} MiB were allocated before and do not grow; the rest is {' and '.join(rest)}"
+            ),
+        }
+
     def setting(self, results: Sequence[Result]) -> str:
         dtype = "bf16" if _on_gpu(results) else "fp32"
         return f"Attention of one text of random vectors (batch 1), {dtype}; BigBird with blocks of 64 tokens."
 
     def caption(self, results: Sequence[Result]) -> str:
         if _on_gpu(results):
-            return "Below: peak memory."
+            return "Below: peak memory, earlier allocations included."
         return "No kernel for a CPU skips blocks: BigBird's times there are those of all pairs and of its mask."
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -209,12 +226,16 @@ def _on_gpu(results: Sequence[Result]) -> bool:
 
 
 def _times(results: Sequence[Result]) -> str:
-    """Return from which length on BigBird is faster, if from any, with the times of the first long text."""
+    """Return from which length on BigBird is faster, if from any, with times of the first and last long text."""
     took = {(r["pattern"], r["length"]): r["seconds"] * 1e3 for r in results if "seconds" in r.found}
     lengths = sorted({n for _, n in took if n >= LONG})
     faster = [n for n in lengths if took["bigbird", n] < took["full", n]]
     from_here = f"faster from {faster[0]:,} tokens on" if faster else f"slower at every length up to {lengths[-1]:,}"
-    return f"{from_here} (at {LONG:,}: {_ms(took['bigbird', LONG])} ms against {_ms(took['full', LONG])} ms in full)"
+    times = [
+        f"at {n:,}: {_ms(took['bigbird', n])} ms against {_ms(took['full', n])} ms in full"
+        for n in dict.fromkeys((lengths[0], lengths[-1]))
+    ]
+    return f"{from_here} ({'; '.join(times)})"
 
 
 def _taken(r: Result) -> str:

@@ -125,11 +125,11 @@ attention without feed-forward, and its norms."""
         )
 
     def result(self, results: Sequence[Result]) -> str:
-        first, last = results[0], results[-1]
+        most = results[-1]["heads"]
         return (
-            f"From 1 to {last['heads']} heads FLOPs and parameters stay equal, scores grow {last['heads']} times, and "
-            f"the time of a forward pass changes by a factor of {last['plain'] / first['plain']:.1f} with separate "
-            f"matmuls and of {last['fused'] / first['fused']:.1f} with a fused kernel: equal FLOPs are not equal time."
+            f"From 1 to {most} heads FLOPs and parameters stay equal, scores grow {most} times, and the time of a "
+            f"forward pass varies by a factor of {_range(results, 'plain')} with separate matmuls and of "
+            f"{_range(results, 'fused')} with a fused kernel: equal FLOPs are not equal time."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:
@@ -186,3 +186,9 @@ def _kept(model: Transformer, x: Tensor, backend: Backend) -> int:
         out = model(x)
     del out
     return sum(t.untyped_storage().nbytes() for at, t in seen.items() if at not in own)
+
+
+def _range(results: Sequence[Result], kernel: str) -> str:
+    """Return the ratio of the longest to the shortest time, and both."""
+    low, high = (found(r[kernel] for r in results) for found in (min, max))
+    return f"{high / low:.1f} ({low * 1e3:.2f} to {high * 1e3:.2f} ms)"

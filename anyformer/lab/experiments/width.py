@@ -53,7 +53,7 @@ and batch size are not scaled."""
         "In a first quick run all weights began with a standard deviation of 0.02, and the largest of its rates, "
         "0.0625, was the best one of the narrow models. Before all runs shown three things were changed: the initial "
         "values depend on the number of inputs (Xavier), two larger rates are tried, and nothing is decided if the "
-        "best rate is at an end of the range."
+        "best rate of the narrowest model is at an end of the range."
     )
     alt = "Validation loss by learning rate for each width, without and with muP, and the best rate by width"
     spread = "Bands (above): one standard deviation over seeds. Below, the rate with the lowest mean loss."
@@ -100,8 +100,13 @@ and batch size are not scaled."""
         )
 
     def result(self, results: Sequence[Result]) -> str:
+        ends = _ends(results)
         each = [
-            f"{name} muP {', '.join(f'{lr:.2g} at {width}' for width, lr in _best(results, scale).items())}"
+            f"{name} muP "
+            + ", ".join(
+                f"{lr:.2g} at {width:,}{f' (the {ends[lr]} tried)' if lr in ends else ''}"
+                for width, lr in _best(results, scale).items()
+            )
             for scale, name in (("standard", "without"), ("mup", "with"))
         ]
         return f"The best learning rates by width are {' and '.join(each)}."
@@ -127,11 +132,13 @@ and batch size are not scaled."""
         return f"The second best rate is within one standard deviation of the best: {'; '.join(ties)}." if ties else ""
 
     def beside(self, results: Sequence[Result]) -> dict[str, str]:
+        best = _best(results, "standard")
+        at_least = "; at least, as no smaller rate was tried" * (_ends(results).get(best[max(best)]) == "smallest")
         return {
             "with muP the best rate of every width is within a factor of 2 of the narrowest": (
                 "the largest ratio of a best rate to that of the narrowest, or its inverse; 1: the same rate"
             ),
-            "without it the best rate falls by a factor of 4 or more": "from the narrowest to the widest",
+            "without it the best rate falls by a factor of 4 or more": f"from the narrowest to the widest{at_least}",
         }
 
     def caption(self, results: Sequence[Result]) -> str:
@@ -161,6 +168,7 @@ and batch size are not scaled."""
         named = {"without muP": best["standard"], "with muP": best["mup"]}
         lines(below, {name: {width: [lr] for width, lr in rates.items()} for name, rates in named.items()}, first=2)
         log_ticks(below, list(best["mup"]))
+        below.set_xticklabels([str(width) for width in best["mup"]])  # as in the labels above, not 1k
         below.set_yscale("log", base=2)
         below.set(title="best learning rate", xlabel="width", ylabel="learning rate")
         for axis in (left, right, below):
@@ -208,3 +216,9 @@ def _best(results: Sequence[Result], scale: str) -> dict[int, float]:
     """Return the learning rate with the lowest mean loss, by width."""
     losses = _losses(results, scale)
     return {width: min(points, key=lambda lr: summary(points[lr]).mean) for width, points in losses.items()}
+
+
+def _ends(results: Sequence[Result]) -> dict[float, str]:
+    """Return the smallest and the largest rate that were tried."""
+    rates = [r["lr"] for r in results]
+    return {min(rates): "smallest", max(rates): "largest"}
