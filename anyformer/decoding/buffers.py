@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from anyformer.cache.kv_cache import Cache
-from anyformer.kernels.cuda_graph import CudaGraph, without_autocast_cache
+from anyformer.kernels.cuda_graph import CudaGraph, for_capture
 from anyformer.kernels.runtime import autocast_dtype
 from anyformer.nn.eval_mode import submodules
 from anyformer.nn.model import Transformer
@@ -51,12 +51,12 @@ class DecodeBuffers:
             return function()
         if key not in self._graphs:
             self._graphs[key] = None
-            with without_autocast_cache():
+            with for_capture():
                 return function()
         graph = self._graphs[key]
         if graph is None:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with without_autocast_cache():
+            with for_capture():
                 graph = self._graphs[key] = CudaGraph(function, self._pool)
         graph.replay()
         out: T = graph.out

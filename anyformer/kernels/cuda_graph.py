@@ -3,9 +3,12 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+
+_for_capture: ContextVar[bool] = ContextVar("for_capture", default=False)
 
 
 class CudaGraph:
@@ -50,15 +53,22 @@ def _without_garbage_collector() -> Iterator[None]:
 
 
 @contextmanager
-def without_autocast_cache() -> Iterator[None]:
-    """Disable autocast's cache of cast weights, which is freed before a graph is replayed.
+def for_capture() -> Iterator[None]:
+    """Run a function so that it can be captured: around the capture, and around the call before, which compiles.
 
-    The call that compiles needs the same setting as the one that is captured: torch.compile guards on it, and a
-    recompilation during a capture fails.
+    Autocast's cache of cast weights is off: it is freed before a graph is replayed. Both calls need this setting:
+    torch.compile guards on it, and a recompilation during a capture fails. `is_for_capture` is true in both, so that
+    they run the same kernels.
     """
-    enabled = torch.is_autocast_cache_enabled()
+    enabled, token = torch.is_autocast_cache_enabled(), _for_capture.set(True)
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
         torch.set_autocast_cache_enabled(enabled)
+        _for_capture.reset(token)
+
+
+def is_for_capture() -> bool:
+    """Return whether the host can read nothing from the device, because the call is captured, or a later one."""
+    return _for_capture.get()

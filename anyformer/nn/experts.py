@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import real
+from anyformer.kernels.cuda_graph import is_for_capture
 from anyformer.kernels.runtime import Runtime, at_least_fp32
 from anyformer.nn.aux_outputs import TrackedModule
 from anyformer.nn.context import Context
@@ -176,19 +177,33 @@ def expert_matmul(x: Tensor, weight: Tensor, rows: ExpertRows, kernel: ExpertKer
 def _choose_kernel(x: Tensor, weight: Tensor) -> ExpertKernel:
     """Choose the fastest kernel that supports these tensors.
 
-    grouped_mm is for bf16 on GPUs, with rows of whole 16 bytes. The loop reads lengths on the CPU. A compiled graph
-    cannot do that, so there the loop is one opaque operator. On a GPU it waits for the device, so few rows gather
-    their matrices instead.
+    grouped_mm is for bf16 with rows of whole 16 bytes, on GPUs of compute capability 9 and 10: elsewhere torch runs a
+    loop. The loop reads lengths on the CPU. A compiled graph cannot do that, so there the loop is one opaque operator.
+    On a GPU it waits for the device, so few rows gather their matrices instead.
     """
+    is_gpu = x.device.type == "cuda"
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
-    if x.device.type == "cuda" and x.dtype is torch.bfloat16 and aligned:
+    if is_gpu and x.dtype is torch.bfloat16 and aligned and _groups_on_device(x.device):
         return "grouped_mm"
-    if x.device.type == "cuda" and x.shape[0] <= MAX_GATHERED_ROWS and not torch.is_grad_enabled():
+    if is_gpu and x.shape[0] <= MAX_GATHERED_ROWS and not torch.is_grad_enabled():
         return "gather"
     return "opaque_loop" if torch.compiler.is_compiling() else "loop"
 
 
+def _groups_on_device(device: torch.device) -> bool:
+    """Return whether grouped_mm reads its offsets on the device; the host cannot while a graph is captured."""
+    return torch.cuda.get_device_properties(device).major in (9, 10)
+
+
 def _loop(x: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
+    """Multiply expert by expert; in a captured step, where the host cannot read lengths, all rows by all experts.
+
+    The operator of a compiled graph decides this whenever it runs.
+    """
+    if is_for_capture():
+        experts = torch.repeat_interleave(lengths, output_size=len(x))
+        every = F.linear(x, weight.flatten(0, 1)).unflatten(1, weight.shape[:2])  # [r, n, out]
+        return every[torch.arange(len(x), device=x.device), experts]
     pieces = x.split(lengths.tolist())
     return torch.cat([rows @ matrix.mT for rows, matrix in zip(pieces, weight, strict=True)])
 

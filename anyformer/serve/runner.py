@@ -14,7 +14,7 @@ from anyformer.cache.paged import PagedCache, Pool
 from anyformer.conventions import PADDING, next_power_of_two
 from anyformer.decoding.prefill import synchronises
 from anyformer.decoding.sampling import greedy
-from anyformer.kernels.cuda_graph import CudaGraph, without_autocast_cache
+from anyformer.kernels.cuda_graph import CudaGraph, for_capture
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.inputs import Inputs
@@ -160,7 +160,7 @@ class _Replay:
 
     def __call__(self, columns: Tensor, memory: Any) -> Tensor:
         self._columns.copy_(columns, non_blocking=True)
-        with without_autocast_cache():
+        with for_capture():
             if not self._warm:  # run as it is, so that everything is compiled; a second run writes the same
                 self._warm = True
                 out = self._function()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.kernels.cuda_graph import is_for_capture
 from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_linear, one_row_linear
 from anyformer.kernels.runtime import Runtime
@@ -115,7 +116,7 @@ class RoundedFormat(WeightFormat):
         if x.requires_grad and torch.is_grad_enabled():
             y: Tensor = _FrozenExpertMatmul.apply(x, *rows, self.q, self.scale, self.width, self.bits)
             return y
-        if torch.compiler.is_compiling():  # a compiled graph cannot branch on lengths
+        if torch.compiler.is_compiling() or is_for_capture():  # then the host cannot read lengths
             return expert_matmul(x, self.dense().to(x.dtype), rows)
         pieces = enumerate(x.split(rows.lengths.tolist()))
         return torch.cat([piece @ self.dense(i).to(x.dtype).mT for i, piece in pieces if len(piece)])
