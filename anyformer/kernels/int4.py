@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from anyformer.kernels.matmul import MIN_WEIGHTS, Shape
+from anyformer.kernels.matmul import MIN_WEIGHTS, RowFusion, Shape, contiguous, is_few_rows, row_like
 from anyformer.kernels.opaque import opaque
-from anyformer.kernels.runtime import HALF, HAS_TRITON, supports_dependent_launch
+from anyformer.kernels.runtime import supports_dependent_launch
 
 COLUMN_BLOCK = 256  # the input width is a multiple of it
 
@@ -20,18 +20,18 @@ def interleave(packed: Tensor) -> Tensor:
 
 
 def fits_int4_kernel(x: Tensor, packed: Tensor) -> bool:
-    """Whether the kernel supports a call: one row in half precision on CUDA, without gradients, and whole blocks."""
+    """Return whether the kernel supports a call: one row in half precision on CUDA, without gradients."""
+    return is_few_rows(x) and has_int4_kernel(packed, x.shape[-1])
+
+
+def has_int4_kernel(packed: Tensor, width: int) -> bool:
+    """Return whether the kernel reads a matrix: large enough, of whole blocks, with rows of `width` weights."""
     return (
-        HAS_TRITON
-        and x.is_cuda
-        and x.dtype in HALF
-        and 0 < x.numel() == x.shape[-1] == 2 * packed.shape[1:].numel()
-        and x.shape[-1] % COLUMN_BLOCK == 0
+        width == 2 * packed.shape[1:].numel()
+        and width % COLUMN_BLOCK == 0
         and packed.shape[-1] % 16 == 0
         and 2 * packed.numel() >= MIN_WEIGHTS
         and packed.is_contiguous()
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cuda")
     )
 
 
@@ -41,33 +41,54 @@ def shape_of(n: int, k: int) -> Shape:
     return Shape(8 if n >= 8192 else 4, 1024 * warps, warps)
 
 
-def _like(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(packed))
-
-
-@opaque("int4_linear", _like)
-def int4_linear(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+@opaque("int4_linear", row_like)
+def int4_linear(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
     """Return x Wᵀ + bias [..., n] of one row x [..., k], with W = scale · q.
 
     `packed` [n, groups, g / 2] are the integers of `Rounded.q`, packed and interleaved; `scale` is [n, groups].
+    The arguments after `bias` are a `RowFusion`.
     """
-    out = _like(x, packed, scale, bias)
-    launch(x, packed, scale, bias, out, shape_of(len(packed), x.shape[-1]))
+    fusion = RowFusion(norm, eps, gated, residual)
+    out = row_like(x, packed, scale, bias, *fusion)
+    launch(x, packed, scale, bias, out, shape_of(len(packed), x.shape[-1]), fusion)
     return out
 
 
-def launch(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, shape: Shape) -> None:
+def launch(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    shape: Shape,
+    fusion: RowFusion,
+) -> None:
     """Run the kernel with these tile sizes; the number of columns is reduced to a divisor of the width."""
     import triton.language as tl
 
     from anyformer.kernels.triton_kernels import multiply_row_int4
 
     n, k = len(packed), x.shape[-1]
-    x = x.contiguous() if x.storage_offset() % 2 == 0 else x.clone()  # read as pairs
     early = supports_dependent_launch(x.device)
     multiply_row_int4[(-(-n // shape.rows),)](
-        x.view(-1).view(torch.int32), packed.view(torch.int32), scale, x if bias is None else bias, out, n,
+        _pairs(x), packed.view(torch.int32), scale, bias, None if fusion.norm is None else _pairs(fusion.norm),
+        contiguous(fusion.residual), out, out.numel(), fusion.eps,
         K=k, GROUP=k // scale.shape[-1], HALF=tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16,
-        BIASED=bias is not None, EARLY=early, PACKED=early, ROWS=shape.rows, COLUMNS=min(shape.columns, k & -k),
+        GATED=fusion.gated, EARLY=early, PACKED=early, ROWS=shape.rows, COLUMNS=min(shape.columns, k & -k),
         num_warps=shape.warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """Return elements of 16 bits as pairs."""
+    x = x.contiguous() if x.storage_offset() % 2 == 0 else x.clone()
+    return x.view(-1).view(torch.int32)

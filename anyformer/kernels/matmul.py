@@ -24,16 +24,32 @@ class Shape(NamedTuple):
     columns: int
     warps: int
     flat: bool = False  # every row of threads loads x itself, without exchange between threads
+    ahead: int = 1  # blocks of columns that are loaded before x is there
+
+
+class RowFusion(NamedTuple):
+    """Steps around a one-row matmul that its kernel includes: residual + gate(rms_norm(x) Wᵀ + b), in fp32."""
+
+    norm: Tensor | None = None  # weight [k] of the norm
+    eps: float = 0.0
+    gated: bool = False  # W has n rows of the gate, then n of the other half: silu(gate) ⊙ other
+    residual: Tensor | None = None  # [..., n]
 
 
 def shape_of(weight: Tensor) -> Shape:
-    """Return the fastest measured tile sizes (H200, the matrices of a model with 1.2 billion weights)."""
+    """Return the fastest measured tile sizes (H200, the matrices of a model with 1.2 billion weights).
+
+    They were measured without fusion. Not measured are `ahead`, with which all programs of a small matrix still run at
+    once, and `flat` for wide rows.
+    """
     n, k = weight.shape
     if weight.element_size() > 1:
-        return Shape(2, 1024, 2)
+        return Shape(2, 1024, 2, ahead=2)
     if k >= 4096:
-        return Shape(4, 2048, 4)
-    return Shape(4, 512, 1) if n >= 65536 else Shape(8 if n >= 8192 else 4, 512, 2, flat=True)
+        return Shape(4, 2048, 4, flat=True, ahead=4)
+    if n >= 65536:
+        return Shape(4, 512, 1)
+    return Shape(8, 512, 2, flat=True, ahead=2) if n >= 8192 else Shape(4, 512, 2, flat=True, ahead=4)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,19 +83,29 @@ def transposed_is_faster(x: Tensor) -> bool:
 
 
 def fits_row_kernel(x: Tensor, weight: Tensor, most: int = 1) -> bool:
-    """Whether the row kernels support a call: at most `most` rows in half precision on CUDA, without gradients, and a
-    matrix in the same precision or in int8."""
+    """Return whether the row kernels support a call with at most `most` rows."""
+    return is_few_rows(x, most) and has_row_kernel(weight, x.dtype)
+
+
+def is_few_rows(x: Tensor, most: int = 1) -> bool:
+    """Return whether x has at most `most` rows, in half precision on CUDA, without gradients."""
     return (
         HAS_TRITON
         and x.is_cuda
         and x.dtype in HALF
-        and weight.dtype in (x.dtype, torch.int8)
         and 0 < x.numel() <= most * x.shape[-1]
-        and x.shape[-1] % COLUMN_BLOCK == 0
-        and weight.numel() >= MIN_WEIGHTS
-        and weight.is_contiguous()
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def has_row_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the row kernels read a matrix: large enough, of whole blocks, in int8 or in the precision of x."""
+    return (
+        weight.dtype in (dtype, torch.int8)
+        and weight.shape[-1] % COLUMN_BLOCK == 0
+        and weight.numel() >= MIN_WEIGHTS
+        and weight.is_contiguous()
     )
 
 
@@ -88,24 +114,47 @@ def int8_is_faster(weight: Tensor) -> bool:
     return HAS_TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % COLUMN_BLOCK == 0
 
 
-def _like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))
+def row_like(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Return an empty output of a matmul with these arguments; those after `bias` are of a `RowFusion`."""
+    return x.new_empty(*x.shape[:-1], len(weight) // 2 if gated else len(weight))
 
 
-@opaque("one_row_linear", _like)
-def one_row_linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return x weightᵀ · scale + bias [..., n] of one row x [..., k], weight [n, k], scale [n] and bias [n]."""
-    out = _like(x, weight, scale, bias)
-    launch(x.contiguous(), weight, scale, bias, out, shape_of(weight))
+@opaque("one_row_linear", row_like)
+def one_row_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Return x weightᵀ · scale + bias [..., n] of one row x [..., k], weight [n, k], scale [n] and bias [n].
+
+    The arguments after `bias` are a `RowFusion`.
+    """
+    fusion = RowFusion(norm, eps, gated, residual)
+    out = row_like(x, weight, scale, bias, *fusion)
+    launch(x, weight, scale, bias, out, shape_of(weight), fusion)
     return out
 
 
-@opaque("int8_linear", _like)
+@opaque("int8_linear", row_like)
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weightᵀ · scale + bias [..., n] of few rows x [..., k] and an int8 weight [n, k] with scale [n]."""
     from anyformer.kernels.triton_kernels import multiply_rows
 
-    out, (n, k), m = _like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
+    out, (n, k), m = row_like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
     rows, early = 32 if n >= 8192 else 16, supports_dependent_launch(x.device)
     multiply_rows[(-(-n // rows),)](
         x.contiguous(), weight, scale, x if bias is None else bias, out, m, n,
@@ -122,14 +171,21 @@ def launch(
     bias: Tensor | None,
     out: Tensor,
     shape: Shape,
+    fusion: RowFusion,
 ) -> None:
     """Run the kernel with these tile sizes; the number of columns is reduced to a divisor of the width."""
     from anyformer.kernels.triton_kernels import multiply_row
 
-    (n, k), (rows, columns, warps, flat) = weight.shape, shape
+    (n, k), (rows, columns, warps, flat, ahead) = weight.shape, shape
+    columns = min(columns, k & -k)
     early = supports_dependent_launch(x.device)
     multiply_row[(-(-n // rows),)](
-        x, weight, x if scale is None else scale, x if bias is None else bias, out, n,
-        K=k, SCALED=scale is not None, BIASED=bias is not None, EARLY=early, PACKED=early and scale is not None,
-        ROWS=rows, COLUMNS=min(columns, k & -k), FLAT=flat, num_warps=warps, **({"launch_pdl": True} if early else {}),
+        x.contiguous(), weight, scale, bias, fusion.norm, contiguous(fusion.residual), out, out.numel(), fusion.eps,
+        K=k, GATED=fusion.gated, EARLY=early, PACKED=early and scale is not None,
+        FLAT=flat, ROWS=rows, COLUMNS=columns, AHEAD=min(ahead * columns, k),
+        num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()

@@ -9,7 +9,7 @@ from anyformer.attention.scores import Scoring
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, split_heads
+from anyformer.nn.linear import Linear, project, split_heads
 from anyformer.nn.norm import build_head_norm
 
 
@@ -63,7 +63,7 @@ class MultiHeadAttention(nn.Module):
         if self.gate is not None:
             gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
             out = out * ctx.tap("gate", gate)
-        return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
+        return project(self.out, out.transpose(1, 2).flatten(2), ctx.fuse_last)  # [b, h, t, k_v] -> [b, t, h·k_v]
 
     def mask(self, relation: Relation, q: Tensor, k: Tensor) -> Lowered:
         """Return the mask of these queries and keys, with a bias where they determine one."""
@@ -78,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         return out
 
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.qkv.split(ctx.with_memory(x))
+        parts = project(self.qkv, ctx.with_memory(x), ctx.fuse_first).split(self.qkv.parts, dim=-1)
         q, k, v = (parts[i] for i in self.serves)
         q, k = self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
         v = split_heads(v, self.groups)

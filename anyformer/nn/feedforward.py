@@ -35,7 +35,7 @@ from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step, runs_fu
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
-from anyformer.nn.linear import Linear
+from anyformer.nn.linear import Linear, has_hooks, project
 
 
 def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
@@ -99,7 +99,7 @@ def fuses(x: Tensor, linear: Linear) -> bool:
     """Return whether matmul and activation fuse: compiled half-precision training, a plain layer with a bias."""
     if not linear.is_plain or not in_compiled_half_step(x):
         return False
-    hooked = linear._forward_hooks or linear._forward_pre_hooks
+    hooked = has_hooks(linear)
     return linear.training and linear.bias is not None and not hooked and (HAS_TRITON or not x.is_cuda)
 
 
@@ -134,6 +134,8 @@ class GatedFFN(nn.Module):
         self.act, self.dropout = act, Dropout(dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.fuse_first is not None:
+            return project(self.down, self.gate_up.fused_row(x, ctx.fuse_first._replace(gated=True)), ctx.fuse_last)
         gate, up = self.gate_up.split(x)
         h = ctx.tap("hidden", self.act(gate, up))
         return self.down(self.dropout(h))

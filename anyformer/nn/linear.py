@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import LoRA
-from anyformer.kernels.matmul import linear
+from anyformer.kernels.matmul import RowFusion, has_row_kernel, linear, one_row_linear
 from anyformer.nn.lora import LowRank
 
 
@@ -25,6 +25,14 @@ class WeightFormat(nn.Module, ABC):
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """Return rows of the weight that the format stores, as plain values."""
         raise NotImplementedError(f"{type(self).__name__} cannot return its weight")
+
+    def has_row_kernel(self, dtype: torch.dtype) -> bool:
+        """Return whether `fused_row` supports a row of this data type on a GPU."""
+        return False
+
+    def fused_row(self, x: Tensor, bias: Tensor | None, fusion: RowFusion) -> Tensor:
+        """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
+        raise NotImplementedError(f"{type(self).__name__} has no kernel for one row")
 
 
 class Linear(nn.Module):
@@ -57,6 +65,21 @@ class Linear(nn.Module):
         """Return the outputs of the parts."""
         return self(x).split(self.parts, dim=-1)
 
+    def has_row_kernel(self, dtype: torch.dtype) -> bool:
+        """Return whether `fused_row` supports a row of this data type on a GPU."""
+        if self.lora is not None or has_hooks(self):
+            return False
+        if self.format is not None:
+            return self.format.has_row_kernel(dtype)
+        return self.is_plain and self.weight is not None and has_row_kernel(self.weight, dtype)
+
+    def fused_row(self, x: Tensor, fusion: RowFusion) -> Tensor:
+        """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
+        if self.format is not None:
+            return self.format.fused_row(x, self.bias, fusion)
+        assert self.weight is not None
+        return one_row_linear(x, self.weight, None, self.bias, *fusion)
+
     @property
     def is_plain(self) -> bool:
         """True if the layer is one matmul with its parameters, without another format or an adapter."""
@@ -77,6 +100,19 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, parts={self.parts}, bias={self.bias is not None}"
+
+
+def project(layer: nn.Module, x: Tensor, fusion: RowFusion | None) -> Tensor:
+    """Return layer(x); with `fusion`, of one row and with its steps."""
+    if fusion is None:
+        return layer(x)
+    assert isinstance(layer, Linear)
+    return layer.fused_row(x, fusion)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which only its call runs."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def adapt(model: nn.Module, spec: LoRA, names: Collection[str]) -> None:

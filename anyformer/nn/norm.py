@@ -44,6 +44,13 @@ class RootMeanSquare(nn.Module):
         # in low precision the two orders round differently, and public families differ
         return y.to(x.dtype) * weight if self.cast_first else (y * at_least_fp32(weight)).to(x.dtype)
 
+    def fuses(self, dtype: torch.dtype) -> bool:
+        """Return whether matmuls of one row can compute the norm of their input; they round once, at their end.
+
+        They load γ before earlier kernels have ended, so none of these may compute it.
+        """
+        return not self.offset and self.weight.dtype is dtype
+
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}, offset={self.offset}"
 

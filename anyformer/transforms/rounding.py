@@ -11,8 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.kernels.cuda_graph import is_for_capture
-from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
-from anyformer.kernels.matmul import MAX_INT8_ROWS, fits_row_kernel, int8_linear, one_row_linear
+from anyformer.kernels.int4 import fits_int4_kernel, has_int4_kernel, int4_linear, interleave
+from anyformer.kernels.matmul import (
+    MAX_INT8_ROWS,
+    RowFusion,
+    fits_row_kernel,
+    has_row_kernel,
+    int8_linear,
+    one_row_linear,
+)
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.experts import ExpertRows, expert_matmul
 from anyformer.nn.linear import WeightFormat
@@ -111,6 +118,16 @@ class RoundedFormat(WeightFormat):
         y = F.linear(x, q.to(self.dtype))
         y = (y * scale).to(y.dtype)
         return y if bias is None else y + bias
+
+    def has_row_kernel(self, dtype: torch.dtype) -> bool:
+        if self.scales_rows:
+            return has_row_kernel(self.q[:, 0], dtype)
+        return self.bits == 4 and has_int4_kernel(self.q, self.width)
+
+    def fused_row(self, x: Tensor, bias: Tensor | None, fusion: RowFusion) -> Tensor:
+        if self.scales_rows:
+            return one_row_linear(x, self.q[:, 0], self.scale[:, 0], bias, *fusion)
+        return int4_linear(x, self.q, self.scale, bias, *fusion)
 
     def expert_matmul(self, x: Tensor, rows: ExpertRows) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.kernels import int4, matmul as products
+from anyformer.kernels import matmul as products
 from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
-from anyformer.kernels.matmul import fits_row_kernel, int8_linear, linear, one_row_linear
+from anyformer.kernels.matmul import RowFusion, Shape, fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.transforms.rounding import RoundedFormat, pack_nibbles, round_off
+from tests.row_fusion import apart
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -49,7 +50,7 @@ def test_who_it_is_for(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_who_4_bits_are_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(int4, "HAS_TRITON", True)
+    monkeypatch.setattr(products, "HAS_TRITON", True)
     row, packed = there(1, 1, 512), torch.zeros(1024, 16, 16, dtype=torch.uint8)
     assert not fits_int4_kernel(row, packed)  # it has no backward pass
     with torch.no_grad():
@@ -117,6 +118,37 @@ def test_4_bits(n: int, k: int, group: int, biased: bool, dtype: torch.dtype):
     found = int4_linear(x, interleave(pack_nibbles(rounded.q)), rounded.scale, bias)
     exact = F.linear(x.double(), rounded.dense().double(), None if bias is None else bias.double())
     torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+def fusion_of(seed: int, n: int, k: int, dtype: torch.dtype) -> RowFusion:
+    """All, some or none of the steps."""
+    norm, gated, residual = seed % 2 == 0, seed // 2 % 2 == 0, seed // 4 % 2 == 0
+    given = random(1, 1, n).to(dtype) if residual else None
+    return RowFusion(random(k).to(dtype) if norm else None, 0.1 if norm else 0.0, gated, given)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 768), (9, 2048)])
+@pytest.mark.parametrize("shape", [Shape(4, 512, 2, flat=True, ahead=4), Shape(2, 1024, 2), Shape(8, 256, 1, ahead=2)])
+def test_steps_around_a_row(seed: int, n: int, k: int, shape: Shape, monkeypatch: pytest.MonkeyPatch):
+    """Norm, gate and residual sum in the kernels; rounded once, at the end."""
+    monkeypatch.setattr(products, "shape_of", lambda weight: shape)
+    dtype = torch.bfloat16 if seed % 3 else torch.float16
+    fusion = fusion_of(seed, n, k, dtype)
+    rows = 2 * n if fusion.gated else n
+    x, weight, bias = random(1, 1, k).to(dtype), (random(rows, k) / 8).to(dtype), random(rows).to(dtype)
+    eighth, fourth = round_off(weight, 8), round_off(weight, 4, 32)
+    packed = interleave(pack_nibbles(fourth.q))
+    found = {
+        "half": (one_row_linear(x, weight, None, bias, *fusion), weight),
+        "int8": (one_row_linear(x, eighth.q[:, 0], eighth.scale[:, 0], bias, *fusion), eighth.dense()),
+        "int4": (int4_linear(x, packed, fourth.scale, bias, *fusion), fourth.dense()),
+    }
+    for name, (y, dense) in found.items():
+        exact = apart(x.double(), dense, bias, fusion)
+        assert y.shape == exact.shape
+        assert (y.double() - exact).abs().max() < torch.finfo(dtype).eps * exact.abs().max(), name
 
 
 @pytest.mark.parametrize("group", [32, 96])
