@@ -26,10 +26,10 @@ def slopes(module: nn.Module, run: Run, *shape: int) -> list[Tensor]:
     return [found, *torch.autograd.grad(found, [x, *module.parameters()], torch.randn_like(found))]
 
 
-def same(module: nn.Module, run: Run, compiled: Run, *shape: int) -> None:
+def same(module: nn.Module, run: Run, compiled: Run, *shape: int, within: float = 1e-2) -> None:
     """To what half precision can tell."""
     for a, b in zip(slopes(module, compiled, *shape), slopes(module, run, *shape), strict=True):
-        assert (a - b).norm() < 1e-2 * b.norm()
+        assert (a - b).norm() < within * b.norm()
 
 
 def kept(run: Run, *shape: int, device: str) -> float:

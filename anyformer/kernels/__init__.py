@@ -6,6 +6,7 @@ cross_entropy     Cross-entropy of hidden states and an output table, without ke
 cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
 elementwise       Norms and gates of evaluation on a GPU, each by one kernel
+fp8               Casts to fp8 with one scale for each row, alone and with the gradient of an activation
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
 fused_convolution  Short causal convolution with SiLU, by Triton kernels
 fused_recurrence  Linear recurrences over matrix states, by Triton kernels

@@ -28,6 +28,11 @@ def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor, act: Act) -
         return found.unflatten(0, x.shape[:-1])
 
 
+def activate(made: Tensor, act: Act) -> Tensor:
+    """Return an activation of half-precision values, as a compiled training step computes it."""
+    return F.relu(made) if act == "relu" else quick(made, APPROXIMATE[act])
+
+
 class _Activated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
@@ -35,7 +40,7 @@ class _Activated(torch.autograd.Function):
             made = out = linear_relu(x, weight, bias)
         else:
             made = F.linear(x, weight, bias)
-            out = quick(made, APPROXIMATE[act])
+            out = activate(made, act)
         ctx.save_for_backward(x, weight, made)
         ctx.act = act
         return out
@@ -73,10 +78,10 @@ def _like(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(made), made.new_empty(-(-m // TALL), n, dtype=torch.float32)
 
 
-def reference(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
+def reference(slope: Tensor, made: Tensor, act: str, tall: int = TALL) -> tuple[Tensor, Tensor]:
     dy, y = slope.float(), made.float()
     found = dy * (y > 0) if act == "relu" else torch.ops.aten.gelu_backward(dy, y, approximate=APPROXIMATE[act])
-    sums = F.pad(found, (0, 0, 0, -len(found) % TALL)).unflatten(0, (-1, TALL)).sum(1)
+    sums = F.pad(found, (0, 0, 0, -len(found) % tall)).unflatten(0, (-1, tall)).sum(1)
     return found.to(made.dtype), sums
 
 

@@ -16,10 +16,12 @@ from anyformer.kernels.runtime import HALF
 Approximate = Literal["none", "tanh"]
 
 FIRST, THIRD = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715  # of 2 · what the tanh is of
+LOG2E = math.log2(math.e)
 TAIL = 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429  # of erfc, to 1.5e-7 (Hastings 1955)
 # log(Φ(y) / Φ(-y)) by odd powers of y, up to the 11th: to 4e-4 below 5, beyond which nothing is left (least squares,
 # weighted until the largest error was the smallest)
 LOGIT = 1.59467633, 0.0740778944, -0.000587508068, -2.72760193e-05, 1.42412705e-06, -2.01342145e-08
+LOGIT2 = tuple(LOG2E * factor for factor in LOGIT)  # the same to base 2
 
 
 def gelu(x: Tensor, approximate: Approximate = "none") -> Tensor:
@@ -79,20 +81,26 @@ def quick(x: Tensor, approximate: Approximate) -> Tensor:
     if approximate == "tanh":
         return (y * _share(y, approximate)[0]).to(x.dtype)
     square = (y * y).clamp(max=25)
-    logit = LOGIT[-2] + LOGIT[-1] * square
-    for factor in LOGIT[-3::-1]:
+    logit = LOGIT2[-2] + LOGIT2[-1] * square
+    for factor in LOGIT2[-3::-1]:
         logit = factor + logit * square
-    return (y * torch.sigmoid(y * logit)).to(x.dtype)
+    return (y * _sigmoid(y * logit)).to(x.dtype)
 
 
 def _share(y: Tensor, approximate: Approximate) -> tuple[Tensor, Tensor]:
     """Return Φ(y), or its tanh approximation, and the derivative."""
     if approximate == "tanh":
         square = y * y
-        share = torch.sigmoid(y * (FIRST + THIRD * square))  # as (1 + tanh) / 2
+        share = _sigmoid(y * (LOG2E * FIRST + LOG2E * THIRD * square))  # as (1 + tanh) / 2
         return share, share * (1 - share) * (FIRST + 3 * THIRD * square)
-    bell = torch.exp(-0.5 * y * y)
+    bell = torch.exp2(-0.5 * LOG2E * y * y)
     t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * y.abs())
     a, b, c, d, e = TAIL
     tail = 0.5 * bell * t * (a + t * (b + t * (c + t * (d + t * e))))
     return torch.where(y < 0, tail, 1 - tail), bell * (1 / math.sqrt(2 * math.pi))
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + 2⁻ˣ) to 1e-6. A GPU computes exp2 and rsqrt by one instruction each; exp and a quotient take
+    Triton several."""
+    return torch.rsqrt(1 + torch.exp2(-x)).square()

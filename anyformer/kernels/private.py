@@ -180,13 +180,14 @@ def long_row_choices() -> Any:
     """
     from torch._inductor import config
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.triton import FixedTritonConfig
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
 
     class LongRows(InductorChoices):
         def uuid(self) -> str:
             """Return the key of these heuristics in caches of compiled code."""
-            return f"anyformer, rows of {LONG_ROW}"
+            return f"anyformer, rows of {LONG_ROW}, 16 warps"
 
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
@@ -196,6 +197,19 @@ def long_row_choices() -> Any:
                 return False
             along_rows = features.get_reduction_hint() in (ReductionHint.INNER, ReductionHint.DEFAULT)
             return along_rows and V.graph.sizevars.statically_known_leq(features.reduction_numel, LONG_ROW)
+
+        def triton_kernel_kwargs(self, kernel_cls: Any, features: Any, groups: Any, options: Any) -> Any:
+            if config.inductor_choices_class is long_row_choices and computes_one_long_row(features):
+                options = options | {"fixed_config": FixedTritonConfig({"XBLOCK": 1, "num_warps": 16})}
+            return options
+
+    def computes_one_long_row(features: Any) -> bool:
+        """Return whether a kernel casts rows of more than 2,048 elements to fp8 that it computes from one tensor."""
+        nodes, size = list(features.scheduler_nodes()), V.graph.sizevars.size_hint(features.reduction_numel)
+        made = {name for node in nodes for name in node.get_buffer_names()}
+        read = {d.name for node in nodes for d in node.read_writes.reads if d.name not in made}
+        narrow = any(V.graph.get_dtype(name).itemsize == 1 for name in made)
+        return 2048 < size <= LONG_ROW // 2 and narrow and len(read) == 1
 
     return LongRows()
 

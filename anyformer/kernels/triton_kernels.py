@@ -68,18 +68,58 @@ def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr,
 
 
 @triton.jit
+def cast_slopes(x, made, out, narrow, scales, sums, m, smallest, largest, N: tl.constexpr, ACT: tl.constexpr,
+                TALL: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Do the same as `pass_slopes` one row at a time, and also store the row in fp8 with its scale.
+
+    A row has WIDE columns and up to REST more: one power of two for both would leave many threads idle.
+    """
+    total = tl.zeros([WIDE], tl.float32)
+    total_rest = tl.zeros([REST], tl.float32)
+    first, last = tl.arange(0, WIDE), WIDE + tl.arange(0, REST)
+    for start in tl.range(0, TALL, num_stages=STAGES):
+        row = tl.program_id(0).to(tl.int64) * TALL + start
+        at, here, rest = row * N, (row < m) & (first < N), (row < m) & (last < N)
+        dy = gradient(x + at + first, made + at + first, here, ACT)
+        dy_rest = gradient(x + at + last, made + at + last, rest, ACT)
+        tl.store(out + at + first, dy.to(out.dtype.element_ty), mask=here)
+        tl.store(out + at + last, dy_rest.to(out.dtype.element_ty), mask=rest)
+        most = tl.maximum(tl.max(tl.abs(dy), 0), tl.max(tl.abs(dy_rest), 0))
+        scale = tl.maximum(most, smallest) / largest
+        tl.store(scales + row, scale, mask=row < m)
+        tl.store(narrow + at + first, (dy * (1 / scale)).to(narrow.dtype.element_ty), mask=here)
+        tl.store(narrow + at + last, (dy_rest * (1 / scale)).to(narrow.dtype.element_ty), mask=rest)
+        total += dy
+        total_rest += dy_rest
+    tl.store(sums + tl.program_id(0) * N + first, total, mask=first < N)
+    tl.store(sums + tl.program_id(0) * N + last, total_rest, mask=last < N)
+
+
+@triton.jit
+def gradient(x, made, there, ACT: tl.constexpr):
+    """Return the gradients at x times the derivative of an activation at `made`."""
+    y = tl.load(made, mask=there, other=0.0).to(tl.float32)
+    return tl.load(x, mask=there, other=0.0).to(tl.float32) * slope(y, ACT)
+
+
+@triton.jit
 def slope(y, ACT: tl.constexpr):
-    """Return the derivative of an activation at its input y; for ReLU y is the output. As in kernels/gelu.py."""
+    """Return the derivative of an activation at its input y; for ReLU y is the output. As in kernels/gelu.py.
+
+    A quotient 1 / x is the square of rsqrt(x), which is one instruction.
+    """
     if ACT == "relu":
         found = tl.where(y > 0, 1.0, 0.0)
     else:
         square = y * y
         if ACT == "gelu_tanh":
-            share = tl.fdiv(1.0, 1 + tl.exp2(y * (-2.302208198144325 - 0.1029432395800235 * square)))
+            root = tl.rsqrt(1 + tl.exp2(y * (-2.302208198144325 - 0.1029432395800235 * square)))
+            share = root * root
             density = share * (1 - share) * (1.5957691216057308 + 0.21406444881780076 * square)
         else:
             bell = tl.exp2(-0.7213475204444817 * square)
-            t = tl.fdiv(1.0, 1 + 0.23164188826636045 * tl.abs(y))
+            root = tl.rsqrt(1 + 0.23164188826636045 * tl.abs(y))
+            t = root * root
             tail = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
             tail = 0.5 * bell * t * (0.254829592 + t * (-0.284496736 + t * tail))
             share = tl.where(y < 0, tail, 1 - tail)

@@ -29,7 +29,7 @@ from anyformer.config import (
     hidden_width,
 )
 from anyformer.kernels.elementwise import can_gate, silu_gate
-from anyformer.kernels.fused_activation import Act, fused_linear_activation
+from anyformer.kernels.fused_activation import Act
 from anyformer.kernels.gelu import gelu
 from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step, runs_fused
 from anyformer.nn.context import Context
@@ -96,11 +96,10 @@ def act_of(spec: Activation) -> Act | None:
 
 
 def fuses(x: Tensor, linear: Linear) -> bool:
-    """Return whether matmul and activation fuse: compiled half-precision training, a plain layer with a bias."""
-    if not linear.is_plain or not in_compiled_half_step(x):
+    """Return whether matmul and activation fuse: compiled half-precision training, a layer with a bias."""
+    if not linear.fuses_activation or not in_compiled_half_step(x):
         return False
-    hooked = has_hooks(linear)
-    return linear.training and linear.bias is not None and not hooked and (HAS_TRITON or not x.is_cuda)
+    return linear.training and not has_hooks(linear) and (HAS_TRITON or not x.is_cuda)
 
 
 class PlainFFN(nn.Module):
@@ -119,8 +118,7 @@ class PlainFFN(nn.Module):
 
     def lift(self, x: Tensor) -> Tensor:
         if self.quick is not None and fuses(x, self.up):
-            assert self.up.bias is not None
-            return fused_linear_activation(x, self.up.rows(), self.up.bias, self.quick)
+            return self.up.activated(x, self.quick)
         return self.act(self.up(x))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import LoRA
+from anyformer.kernels.fused_activation import Act, fused_linear_activation
 from anyformer.kernels.matmul import RowFusion, has_row_kernel, linear, one_row_linear
 from anyformer.nn.lora import LowRank
 
@@ -21,6 +22,14 @@ class WeightFormat(nn.Module, ABC):
     @abstractmethod
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return x Wᵀ + b. `weight` is the layer's parameter, or None if the format stores the weight."""
+
+    def fuses_activation(self, outputs: int) -> bool:
+        """Return whether `activated` supports a layer with that many outputs, in compiled half-precision training."""
+        return False
+
+    def activated(self, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+        """Return act(x Wᵀ + b) by one op."""
+        raise NotImplementedError(f"{type(self).__name__} does not fuse activations")
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """Return rows of the weight that the format stores, as plain values."""
@@ -61,6 +70,20 @@ class Linear(nn.Module):
             y = self.format.matmul(x, weight, self.bias)
         return y if self.lora is None else y + self.lora(x)
 
+    @property
+    def fuses_activation(self) -> bool:
+        """True if `activated` supports the layer, in compiled half-precision training."""
+        fits = self.format is None or self.format.fuses_activation(self.out_features)
+        return fits and self.lora is None and self.weight is not None and self.bias is not None
+
+    def activated(self, x: Tensor, act: Act) -> Tensor:
+        """Return act(x Wᵀ + b) by one op (see `fuses_activation`)."""
+        assert self.weight is not None
+        assert self.bias is not None
+        if self.format is None:
+            return fused_linear_activation(x, self.weight, self.bias, act)
+        return self.format.activated(x, self.weight, self.bias, act)
+
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of the parts."""
         return self(x).split(self.parts, dim=-1)
@@ -71,7 +94,7 @@ class Linear(nn.Module):
             return False
         if self.format is not None:
             return self.format.has_row_kernel(dtype)
-        return self.is_plain and self.weight is not None and has_row_kernel(self.weight, dtype)
+        return self.weight is not None and has_row_kernel(self.weight, dtype)
 
     def fused_row(self, x: Tensor, fusion: RowFusion) -> Tensor:
         """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
@@ -79,11 +102,6 @@ class Linear(nn.Module):
             return self.format.fused_row(x, self.bias, fusion)
         assert self.weight is not None
         return one_row_linear(x, self.weight, None, self.bias, *fusion)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if the layer is one matmul with its parameters, without another format or an adapter."""
-        return self.format is None and self.lora is None
 
     def rows(self, part: int | None = None) -> Tensor:
         """Return the weight of one part, or of all, without the adapter: a view of the parameter if there is one."""

@@ -34,7 +34,7 @@ class SplitLinear(Linear):
     mesh: DeviceMesh
 
     @property
-    def is_plain(self) -> bool:
+    def fuses_activation(self) -> bool:
         return False
 
     @property

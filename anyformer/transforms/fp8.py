@@ -15,20 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels import matmul
-from anyformer.kernels.private import scaled_matmul
+from anyformer.kernels.fp8 import E4M3, E5M2, activation_backward_fp8, to_fp8
+from anyformer.kernels.fused_activation import Act, activate
+from anyformer.kernels.private import LONG_ROW, scaled_matmul
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.linear import Linear, WeightFormat
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SIZE_MULTIPLE = 16  # the hardware multiplies matrices of such sizes
-MIN_ABSMAX = 1e-12  # rows below it count as zero
 MIN_CAPABILITY = (8, 9)  # the first CUDA compute capability with fp8 units
-
-
-def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x [m, k] in fp8, and the scale of each row, [m, 1]."""
-    scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=MIN_ABSMAX) / torch.finfo(dtype).max
-    return (x.float() * scale.reciprocal()).to(dtype), scale
 
 
 def multiply(
@@ -67,12 +61,33 @@ class Float8Matmul(torch.autograd.Function):
         return dx, dy.t() @ x if needs_weight else None, dy.sum(0) if needs_bias else None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the same as `F.linear` in fp8, in the precision of autocast if it is on."""
+class Float8Activated(torch.autograd.Function):
+    """act(x weightᵀ + bias) [m, n] for x [m, k] and weight [n, k]: one pass computes the gradients of the matmul's
+    output in both precisions, and that of the bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+        made = multiply(to_fp8(x, E4M3), to_fp8(weight, E4M3), x.dtype, bias)
+        ctx.save_for_backward(x, weight, made)
+        ctx.act = act
+        return activate(made, act)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, made = ctx.saved_tensors
+        dy, narrow, scales, sums = activation_backward_fp8(slope.contiguous(), made, ctx.act)
+        dx = multiply((narrow, scales), to_fp8(transpose(weight), E4M3), x.dtype)
+        return dx, dy.t() @ x, sums.sum(0).to(weight.dtype), None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None = None) -> Tensor:
+    """Return the same as `F.linear` in fp8, in the precision of autocast if it is on; with `act`, which needs a bias,
+    the activation of it."""
     at = Runtime.of(x, training=True)
     with torch.autocast(at.device, enabled=False):
         operands = x.to(at.dtype).flatten(0, -2), weight.to(at.dtype), None if bias is None else bias.to(at.dtype)
-        return cast(Tensor, Float8Matmul.apply(*operands)).unflatten(0, x.shape[:-1])
+        y = Float8Matmul.apply(*operands) if act is None else Float8Activated.apply(*operands, act)
+        return cast(Tensor, y).unflatten(0, x.shape[:-1])
 
 
 class Float8Format(WeightFormat):
@@ -81,6 +96,12 @@ class Float8Format(WeightFormat):
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
         return linear(x, weight, bias) if self.training else matmul.linear(x, weight, bias)
+
+    def fuses_activation(self, outputs: int) -> bool:
+        return outputs <= LONG_ROW  # a program keeps a row in registers
+
+    def activated(self, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+        return linear(x, weight, bias, act)
 
 
 def learn_in_fp8(stacks: nn.Module) -> tuple[list[str], list[str]]:

@@ -13,9 +13,10 @@ from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective
 
 TWO_PASSES = {"triton.mix_order_reduction": False}
+PREFETCHED = {"triton.mix_order_reduction_allow_multi_stages": True}
 
 
-@pytest.mark.parametrize(("width", "found"), [(256, None), (512, TWO_PASSES), (768, None)])
+@pytest.mark.parametrize(("width", "found"), [(256, PREFETCHED), (512, TWO_PASSES), (768, PREFETCHED), (2048, None)])
 def test_short_rows_are_passed_twice(width: int, found: dict[str, bool] | None) -> None:
     config = presets.gpt2(depth=1, width=width, heads=4)
     assert compile_options(config, fp8=False) == found

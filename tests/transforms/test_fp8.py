@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer import presets
+from anyformer.kernels import fp8
+from anyformer.kernels.fp8 import to_fp8
 from anyformer.nn.experts import SoftmaxRouter
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
-from anyformer.transforms import fp8
-from anyformer.transforms.fp8 import Float8Format, learn_in_fp8, linear, to_fp8
+from anyformer.transforms.fp8 import Float8Format, learn_in_fp8, linear
 
 HALF = {fp8.E4M3: 2**-4, fp8.E5M2: 2**-3}  # of the last digit, of a number of usual size
 LEAST = {fp8.E4M3: 2**-10, fp8.E5M2: 2**-17}  # half of the smallest number

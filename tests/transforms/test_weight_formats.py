@@ -66,7 +66,7 @@ def test_each_format_equals_its_dense_weight(format: Format, shape: Any, bias: b
     for i, (rows, dense) in enumerate(zip(weight.split(layer.parts), effective.split(layer.parts), strict=True)):
         torch.testing.assert_close(layer.rows(i), rows, rtol=0, atol=0)
         torch.testing.assert_close(layer.dense(i), dense)
-    assert layer.is_plain == (format == "plain" and not lora)
+    assert layer.fuses_activation == (format in ("plain", "fp8") and bias and not lora)
 
 
 @pytest.mark.parametrize("format", FORMATS)
