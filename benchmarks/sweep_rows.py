@@ -152,7 +152,9 @@ def main():
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--processes", type=int, default=14)
     given = parser.parse_args()
-    jobs = [(bits, name, shape) for bits in given.bits for name, (_, k) in MATRICES.items() for shape in candidates(bits, k)]
+    jobs = [
+        (bits, name, shape) for bits in given.bits for name, (_, k) in MATRICES.items() for shape in candidates(bits, k)
+    ]
     begin = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         works = dict(pool.imap_unordered(compile_one, jobs, chunksize=4))
@@ -169,7 +171,9 @@ def main():
                 for name, (n, k) in MATRICES.items()
             }
             apart, best = microseconds(layers, shapes, "apart"), microseconds(layers, shapes)
-            print(f"{bits} bits, us per layer: apart {apart:.2f}, fused {best:.2f}; reading at 4.1 TB/s {read / 4.1e6:.2f}")
+            print(
+                f"{bits} bits, us per layer: apart {apart:.2f}, fused {best:.2f}; reading at 4.1 TB/s {read / 4.1e6:.2f}"
+            )
             for name, (_, k) in MATRICES.items():
                 found = [(best, shapes[name])]
                 for shape in candidates(bits, k):
@@ -178,9 +182,17 @@ def main():
                 found.sort(key=lambda pair: pair[0])
                 best = min((microseconds(layers, {**shapes, name: shape}), shape) for _, shape in found[:5])
                 best, shapes[name] = best
-                print(f"{bits} bits {name}, {len(found)} shapes:", *(f"{t:.2f} {tuple(s)}" for t, s in found[:6]), sep="\n    ")
+                print(
+                    f"{bits} bits {name}, {len(found)} shapes:",
+                    *(f"{t:.2f} {tuple(s)}" for t, s in found[:6]),
+                    sep="\n    ",
+                )
             apart, best = microseconds(layers, shapes, "apart"), microseconds(layers, shapes)
-            print(f"{bits} bits, best: apart {apart:.2f}, fused {best:.2f} us,", {k: tuple(v) for k, v in shapes.items()}, flush=True)
+            print(
+                f"{bits} bits, best: apart {apart:.2f}, fused {best:.2f} us,",
+                {k: tuple(v) for k, v in shapes.items()},
+                flush=True,
+            )
             del layers
 
 

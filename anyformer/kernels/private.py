@@ -205,11 +205,13 @@ def long_row_choices() -> Any:
 
     def computes_one_long_row(features: Any) -> bool:
         """Return whether a kernel casts rows of more than 2,048 elements to fp8 that it computes from one tensor."""
-        nodes, size = list(features.scheduler_nodes()), V.graph.sizevars.size_hint(features.reduction_numel)
+        nodes, sizes, size = list(features.scheduler_nodes()), V.graph.sizevars, features.reduction_numel
+        if not (sizes.statically_known_gt(size, 2048) and sizes.statically_known_leq(size, LONG_ROW // 2)):
+            return False
         made = {name for node in nodes for name in node.get_buffer_names()}
         read = {d.name for node in nodes for d in node.read_writes.reads if d.name not in made}
         narrow = any(V.graph.get_dtype(name).itemsize == 1 for name in made)
-        return 2048 < size <= LONG_ROW // 2 and narrow and len(read) == 1
+        return narrow and len(read) == 1
 
     return LongRows()
 
