@@ -37,7 +37,7 @@ def has_int4_kernel(packed: Tensor, width: int) -> bool:
 
 def shape_of(n: int, k: int) -> Shape:
     """Return the tile sizes. Each warp reads 1,024 columns, so that a thread loads its own elements of x."""
-    warps = min(4, max(1, k // 1024))
+    warps = 4 if k >= 4096 else 2 if k >= 2048 else 1
     return Shape(8 if n >= 8192 else 4, 1024 * warps, warps)
 
 
