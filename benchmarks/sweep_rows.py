@@ -1,21 +1,20 @@
-"""Sweep tile sizes of the one-row kernels in a chain of layers, as a decode step runs them (CUDA graph, dependent launch).
+"""Find the fastest tile sizes of the one-row matmul kernels: `python -m benchmarks.sweep_rows [--bits 8 4 16]`.
 
-    PYTHONPATH=<worktree> python sweep_rows.py [--bits 8 4 16] [--layers 16] [--processes 14]
-
-Each layer is qkv (norm), out (residual), gate and up (norm, gate) and down (residual) of the Llama of 1.2 B weights, with
-weights of its own, so that none is in the L2 cache. Attention is left out: `out` reads the first 2,048 values of qkv.
-All candidates are compiled first, by several processes, into Triton's cache on disk. Then the tile sizes of one matrix
-are changed at a time, all others staying at the best so far (coordinate descent). The chain is also timed without fusion:
-norm, gate and sum are kernels of Inductor with dependent launch, as in a compiled step.
+They are timed in a chain of layers, as a decode step runs them: one CUDA graph, each kernel launched before the last
+has ended. A layer is qkv (with norm), out (with residual), gate and up (with norm and gate) and down (with residual) of
+a Llama with 1.2 B weights, without attention: `out` reads the first values of qkv. Each layer has weights of its own,
+so that none is in the L2 cache. All candidates are compiled first, by several processes, into Triton's cache on disk.
+Then the tile sizes of one matrix are changed at a time, those of the others being the best so far.
 """
 
 import argparse
 import itertools
 import multiprocessing
-import time
+import statistics
+from collections.abc import Iterator
 
 import torch
-from torch.nn import functional as F
+from torch import Tensor
 
 from anyformer.kernels import int4, matmul
 from anyformer.kernels.matmul import RowFusion, Shape
@@ -23,71 +22,62 @@ from anyformer.transforms.rounding import pack_nibbles, round_off
 
 WIDTH, FF = 2048, 8192
 MATRICES = {"gate_up": (2 * FF, WIDTH), "down": (WIDTH, FF), "qkv": (3072, WIDTH), "out": (WIDTH, WIDTH)}
+BYTES_PER_THREAD = range(32, 65)  # of the weights that a thread loads at once
+MOST_BYTES_AHEAD = 256
+LAYERS, ROUNDS, REPLAYS, FINALISTS = 16, 15, 3, 4
+
+Weight = tuple[Tensor, Tensor | None]  # and the scales
+Job = tuple[int, str, Shape]
 
 
-def multiply(bits, weight, x, shape, fusion=RowFusion()):
-    w, scale = weight
-    out = matmul.row_like(x, w, scale, None, *fusion)
-    (int4 if bits == 4 else matmul).launch(x, w, scale, None, out, shape, fusion)
-    return out
-
-
-def rounded(bits, w):
+def rounded(bits: int, w: Tensor) -> Weight:
     if bits == 16:
         return w.bfloat16(), None
     r = round_off(w, bits, 32 if bits == 4 else None)
     return (r.q[:, 0], r.scale[:, 0]) if bits == 8 else (int4.interleave(pack_nibbles(r.q)), r.scale)
 
 
+def multiply(bits: int, weight: Weight, x: Tensor, shape: Shape, fusion: RowFusion) -> Tensor:
+    w, scale = weight
+    out = matmul.row_like(x, w, scale, None, *fusion)
+    if bits == 4:
+        assert scale is not None
+        int4.launch(x, w, scale, None, out, shape, fusion)
+    else:
+        matmul.launch(x, w, scale, None, out, shape, fusion)
+    return out
+
+
+def fusion_of(name: str, norm: Tensor, residual: Tensor) -> RowFusion:
+    return RowFusion(residual=residual) if name in ("out", "down") else RowFusion(norm, 1e-5, name == "gate_up")
+
+
 class Layer:
-    def __init__(self, bits):
-        self.bits = bits
-        self.norms = [torch.rand(WIDTH, device="cuda").bfloat16() + 0.5 for _ in range(2)]
+    """Random weights of one layer."""
+
+    def __init__(self, bits: int):
+        self.bits, self.norm = bits, torch.rand(WIDTH, device="cuda").bfloat16() + 0.5
         self.weights = {
             name: rounded(bits, torch.randn(n, k, device="cuda") * k**-0.5) for name, (n, k) in MATRICES.items()
         }
 
-    def fusions(self, x):
-        norm, other = (RowFusion(weight, 1e-5) for weight in self.norms)
-        add = RowFusion(residual=x)
-        return {"qkv": norm, "out": add, "gate_up": other._replace(gated=True), "down": add}
+    def __call__(self, x: Tensor, shapes: dict[str, Shape]) -> Tensor:
+        def run(name: str, given: Tensor, residual: Tensor) -> Tensor:
+            fusion = fusion_of(name, self.norm, residual)
+            return multiply(self.bits, self.weights[name], given, shapes[name], fusion)
 
-    def fused(self, x, shapes):
-        def step(name, x, residual):
-            return multiply(self.bits, self.weights[name], x, shapes[name], self.fusions(residual)[name])
-
-        heads = step("qkv", x, x)[..., :WIDTH]
-        x = step("out", heads, x)
-        return step("down", step("gate_up", x, x), x)
-
-    def apart(self, x, shapes):
-        def step(name, x):
-            return multiply(self.bits, self.weights[name], x, shapes[name])
-
-        x, y = x if isinstance(x, tuple) else (x, torch.zeros_like(x))
-        x, h = add_norm(x, y, self.norms[0])
-        x, h = add_norm(x, step("out", step("qkv", h)[..., :WIDTH]), self.norms[1])
-        return x, step("down", gate(step("gate_up", h)))
+        x = run("out", run("qkv", x, x)[..., :WIDTH], x)
+        return run("down", run("gate_up", x, x), x)
 
 
-def add_norm(x, y, weight):
-    x = x + y
-    return x, F.rms_norm(x, x.shape[-1:], weight, 1e-5)
-
-
-def gate(y):
-    a, b = y.chunk(2, -1)
-    return F.silu(a) * b
-
-
-def microseconds(layers, shapes, way="fused", rounds=25):
-    """Median time of a captured chain, per layer."""
+def microseconds(layers: list[Layer], shapes: dict[str, Shape]) -> float:
+    """Return the median time of a layer in a captured chain."""
     x = torch.randn(1, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
 
-    def chain():
+    def chain() -> Tensor:
         y = x
         for layer in layers:
-            y = getattr(layer, way)(y, shapes)
+            y = layer(y, shapes)
         return y
 
     chain()
@@ -96,104 +86,70 @@ def microseconds(layers, shapes, way="fused", rounds=25):
     with torch.cuda.graph(graph):
         chain()
     found = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
         begin.record()
-        for _ in range(3):
+        for _ in range(REPLAYS):
             graph.replay()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end) * 1000 / 3 / len(layers))
-    return sorted(found)[len(found) // 2]
+        found.append(begin.elapsed_time(end) * 1000 / REPLAYS / len(layers))
+    return statistics.median(found)
 
 
-def candidates(bits, k):
+def candidates(bits: int, name: str) -> Iterator[Shape]:
+    _, k = MATRICES[name]
     if bits == 4:
         for rows, warps, per_warp in itertools.product((2, 4, 8, 16), (1, 2, 4, 8), (512, 1024)):
-            if warps * per_warp <= k and k <= 8 * warps * per_warp:
+            if warps * per_warp <= k <= 8 * warps * per_warp:
                 yield Shape(rows, warps * per_warp, warps)
         return
-    size = 2 if bits == 16 else 1
     for rows, columns, warps in itertools.product((2, 4, 8), (512, 1024, 2048), (1, 2, 4, 8)):
-        blocks, per_thread = k // columns, rows * columns * size // (32 * warps)
-        if 32 <= per_thread <= 64 or (per_thread == 16 and rows == 2):
-            for ahead in sorted({1, blocks} | ({4} if blocks > 4 else set())):
-                if ahead * per_thread <= 256:
+        blocks, bytes_per_thread = k // columns, rows * columns * bits // 8 // (32 * warps)
+        if bytes_per_thread in BYTES_PER_THREAD:
+            for ahead in sorted({1, min(4, blocks)}):
+                if ahead * bytes_per_thread <= MOST_BYTES_AHEAD:
                     yield Shape(rows, columns, warps, True, ahead)
-                    if ahead == blocks:
-                        yield Shape(rows, columns, warps, False, ahead)
 
 
-def compile_one(job):
+@torch.no_grad()
+def compile_one(job: Job) -> None:
     bits, name, shape = job
     n, k = MATRICES[name]
-    with torch.no_grad():
-        if (bits, name) not in compiled:
-            compiled[bits, name] = rounded(bits, torch.zeros(n, k, device="cuda"))
-        x, y = (torch.zeros(1, 1, size, device="cuda", dtype=torch.bfloat16) for size in (k, WIDTH))
-        norm = RowFusion(torch.zeros(WIDTH, device="cuda", dtype=torch.bfloat16), 1e-5, name == "gate_up")
-        try:
-            fusion = RowFusion(residual=y) if name in ("out", "down") else norm
-            multiply(bits, compiled[bits, name], x, shape, fusion)
-            torch.cuda.synchronize()
-            return job, True
-        except Exception as error:  # e.g. out of registers
-            print(name, shape, error, flush=True)
-            return job, False
+    x, norm, residual = (torch.zeros(1, 1, size, device="cuda").bfloat16() for size in (k, WIDTH, WIDTH))
+    fusion = fusion_of(name, norm.flatten(), residual)
+    multiply(bits, rounded(bits, torch.zeros(n, k, device="cuda")), x, shape, fusion)
+    torch.cuda.synchronize()
 
 
-compiled = {}
+@torch.no_grad()
+def sweep(bits: int) -> None:
+    torch.manual_seed(0)
+    layers = [Layer(bits) for _ in range(LAYERS)]
+    shapes = {
+        name: int4.shape_of(n, k) if bits == 4 else matmul.shape_of(layers[0].weights[name][0])
+        for name, (n, k) in MATRICES.items()
+    }
+    read = sum(x.nbytes for weight in layers[0].weights.values() for x in weight if x is not None)
+    print(f"{bits} bits, {read / 1e6:.1f} MB: {microseconds(layers, shapes):.2f} us a layer", flush=True)
+    for name in MATRICES:
+        tried = sorted((microseconds(layers, {**shapes, name: shape}), shape) for shape in candidates(bits, name))
+        final = {shapes[name], *(shape for _, shape in tried[:FINALISTS])}
+        best, shapes[name] = min((microseconds(layers, {**shapes, name: shape}), shape) for shape in final)
+        print(f"{bits} bits, {name}: {best:.2f} us with {shapes[name]}, the best of {len(tried)}", flush=True)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bits", type=int, nargs="*", default=[8, 4, 16])
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--processes", type=int, default=14)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bits", type=int, nargs="*", default=[8, 4, 16], choices=[8, 4, 16])
+    parser.add_argument("--processes", type=int, default=14, help="for compiling")
     given = parser.parse_args()
-    jobs = [
-        (bits, name, shape) for bits in given.bits for name, (_, k) in MATRICES.items() for shape in candidates(bits, k)
-    ]
-    begin = time.monotonic()
+    jobs = [(bits, name, shape) for bits in given.bits for name in MATRICES for shape in candidates(bits, name)]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        works = dict(pool.imap_unordered(compile_one, jobs, chunksize=4))
-    print(f"{len(jobs)} kernels compiled in {time.monotonic() - begin:.0f} s", flush=True)
-    global add_norm, gate
-    add_norm, gate = (torch.compile(f, options={"triton.enable_pdl": True}) for f in (add_norm, gate))
-    with torch.no_grad():
-        for bits in given.bits:
-            torch.manual_seed(0)
-            layers = [Layer(bits) for _ in range(given.layers)]
-            read = sum(w.nbytes + (0 if s is None else s.nbytes) for w, s in layers[0].weights.values())
-            shapes = {
-                name: int4.shape_of(n, k) if bits == 4 else matmul.shape_of(layers[0].weights[name][0])
-                for name, (n, k) in MATRICES.items()
-            }
-            apart, best = microseconds(layers, shapes, "apart"), microseconds(layers, shapes)
-            print(
-                f"{bits} bits, us per layer: apart {apart:.2f}, fused {best:.2f}; reading at 4.1 TB/s {read / 4.1e6:.2f}"
-            )
-            for name, (_, k) in MATRICES.items():
-                found = [(best, shapes[name])]
-                for shape in candidates(bits, k):
-                    if works[bits, name, shape]:
-                        found.append((microseconds(layers, {**shapes, name: shape}, rounds=7), shape))
-                found.sort(key=lambda pair: pair[0])
-                best = min((microseconds(layers, {**shapes, name: shape}), shape) for _, shape in found[:5])
-                best, shapes[name] = best
-                print(
-                    f"{bits} bits {name}, {len(found)} shapes:",
-                    *(f"{t:.2f} {tuple(s)}" for t, s in found[:6]),
-                    sep="\n    ",
-                )
-            apart, best = microseconds(layers, shapes, "apart"), microseconds(layers, shapes)
-            print(
-                f"{bits} bits, best: apart {apart:.2f}, fused {best:.2f} us,",
-                {k: tuple(v) for k, v in shapes.items()},
-                flush=True,
-            )
-            del layers
+        pool.map(compile_one, jobs, chunksize=2)
+    for bits in given.bits:
+        sweep(bits)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,10 @@ def has_int4_kernel(packed: Tensor, width: int) -> bool:
 
 
 def shape_of(n: int, k: int) -> Shape:
-    """Return the tile sizes. Each warp reads 1,024 columns, so that a thread loads its own elements of x."""
-    warps = 4 if k >= 4096 else 2 if k >= 2048 else 1
-    return Shape(8 if n >= 8192 else 4, 1024 * warps, warps)
+    """Return the fastest measured tile sizes, as `matmul.shape_of` does; columns divide the width."""
+    rows, columns, per_warp = (16, 2048, 512) if n >= 8192 else (8, 8192, 1024) if k >= 8192 else (4, 2048, 1024)
+    columns = min(columns, k & -k)
+    return Shape(rows, columns, max(1, columns // per_warp))
 
 
 @opaque("int4_linear", row_like)
@@ -72,7 +73,7 @@ def launch(
     shape: Shape,
     fusion: RowFusion,
 ) -> None:
-    """Run the kernel with these tile sizes; the number of columns is reduced to a divisor of the width."""
+    """Run the kernel with these tile sizes."""
     import triton.language as tl
 
     from anyformer.kernels.triton_kernels import multiply_row_int4
@@ -83,7 +84,7 @@ def launch(
         _pairs(x), packed.view(torch.int32), scale, bias, None if fusion.norm is None else _pairs(fusion.norm),
         contiguous(fusion.residual), out, out.numel(), fusion.eps,
         K=k, GROUP=k // scale.shape[-1], HALF=tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16,
-        GATED=fusion.gated, EARLY=early, PACKED=early, ROWS=shape.rows, COLUMNS=min(shape.columns, k & -k),
+        GATED=fusion.gated, EARLY=early, PACKED=early, ROWS=shape.rows, COLUMNS=shape.columns,
         num_warps=shape.warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
