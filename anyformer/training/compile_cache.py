@@ -1,7 +1,8 @@
 """Compiled code of training steps, kept in the user's cache folder: the next run of the same model starts sooner.
 
 torch.compile keeps its files in a temporary folder, which a restart of the machine empties, and trusts what it finds.
-Here each config has a folder for its version of torch and its device. `digests.json` holds the SHA-256 of every file; a
+Here each config has a folder for its version of torch, its device and our source, since torch does not notice a changed
+custom operator. `digests.json` holds the SHA-256 of every file; a
 folder in which a listed file is missing or changed is removed, and its code compiled again. The files are Python code
 and pickles that torch loads: the cache folder is trusted as the installed packages are.
 
@@ -33,6 +34,8 @@ SETTING = "TORCHINDUCTOR_CACHE_DIR"
 DIGESTS = "digests.json"
 UNUSED_DAYS = 30  # after which a folder is removed
 UNLISTED = (".lock", ".tmp")  # endings of files that come and go
+PACKAGE = Path(__file__).parents[1]
+SOURCES = ("attention", "kernels", "nn", "transforms")  # folders whose files define custom operators
 
 
 class CompileCache:
@@ -107,8 +110,15 @@ def find_compile_cache(config: ModelConfig, device: torch.device) -> CompileCach
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability()
     versions = torch.__version__, platform.python_version(), platform.machine()
-    key = json.dumps([*versions, device.type, name, io.dumps(config, "json")])
+    key = json.dumps([*versions, _source_digest(), device.type, name, io.dumps(config, "json")])
     return CompileCache(cache_folder().with_name("compiled") / hashlib.sha256(key.encode()).hexdigest()[:24])
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in SOURCES for path in (PACKAGE / folder).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _is_temporary(folder: Path) -> bool:

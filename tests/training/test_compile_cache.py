@@ -10,6 +10,7 @@ import torch
 
 from anyformer import presets
 from anyformer.processes import locked
+from anyformer.training import compile_cache
 from anyformer.training.compile_cache import DIGESTS, SETTING, UNUSED_DAYS, CompileCache, find_compile_cache
 
 CPU = torch.device("cpu")
@@ -41,7 +42,7 @@ def filled() -> Path:
     return cache.folder
 
 
-def test_each_config_torch_and_device_has_a_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_config_torch_device_and_source_has_a_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [find().folder, find().folder]
     other = find_compile_cache(presets.gpt2(depth=2, width=16, heads=2, vocab=32, length=16), CPU)
     assert other is not None
@@ -50,8 +51,14 @@ def test_each_config_torch_and_device_has_a_folder(home: Path, monkeypatch: pyte
     folders.append(find().folder)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another CPU")
     folders.append(find().folder)
+    (home / "kernels").mkdir()
+    (home / "kernels" / "op.py").write_text("TALL = 64")
+    monkeypatch.setattr(compile_cache, "PACKAGE", home)
+    folders.append(find().folder)
+    (home / "kernels" / "op.py").write_text("TALL = 32")
+    folders.append(find().folder)
     assert folders[0] == folders[1]
-    assert len({*folders}) == 4
+    assert len({*folders}) == 6
     assert {folder.parent for folder in folders} == {home / "anyformer" / "compiled"}
 
 
