@@ -23,7 +23,8 @@ reorder_rows      Reorder the rows of a cache within groups, in place, by one ke
 runtime           Device, data type and mode of a layer, which decide the kernels that can run
 triton_elementwise  Triton kernels of norms and gates
 triton_convolution  Triton kernels of a short causal convolution
-triton_kernels    Triton kernels, imported where they run
+triton_kernels    Triton kernels of losses, activations and caches, imported where they run
+triton_matmul     Triton kernels of linear layers on few rows
 triton_paged      Triton kernels of a paged KV cache
 triton_recurrence   Triton kernels of chunked linear recurrences
 triton_top_k      Triton kernels of beam search

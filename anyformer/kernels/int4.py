@@ -76,7 +76,7 @@ def launch(
     """Run the kernel with these tile sizes."""
     import triton.language as tl
 
-    from anyformer.kernels.triton_kernels import multiply_row_int4
+    from anyformer.kernels.triton_matmul import multiply_row_int4
 
     n, k = len(packed), x.shape[-1]
     early = supports_dependent_launch(x.device)

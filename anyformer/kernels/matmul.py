@@ -153,7 +153,7 @@ def one_row_linear(
 @opaque("int8_linear", row_like)
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weightᵀ · scale + bias [..., n] of few rows x [..., k] and an int8 weight [n, k] with scale [n]."""
-    from anyformer.kernels.triton_kernels import multiply_rows
+    from anyformer.kernels.triton_matmul import multiply_rows
 
     out, (n, k), m = row_like(x, weight, scale, bias), weight.shape, x.shape[:-1].numel()
     rows, early = 32 if n >= 8192 else 16, supports_dependent_launch(x.device)
@@ -175,7 +175,7 @@ def launch(
     fusion: RowFusion,
 ) -> None:
     """Run the kernel with these tile sizes; the number of columns is reduced to a divisor of the width."""
-    from anyformer.kernels.triton_kernels import multiply_row
+    from anyformer.kernels.triton_matmul import multiply_row
 
     (n, k), (rows, columns, warps, flat, ahead) = weight.shape, shape
     columns = min(columns, k & -k)
