@@ -67,14 +67,6 @@ def test_a_best_rate_at_an_end_of_those_tried_is_named() -> None:
     assert at_least == [False, True]
 
 
-def test_memory_of_earlier_measurements_is_told_from_that_of_attention() -> None:
-    timed = [r for r in stored(find("bigbird"), LAB)["gpu"] if r["timed"]]
-    some = [replace(r, found={**r.found, "memory": 2**30 + 2**10 * r["length"]}) for r in timed]
-    (memory,) = (text for name, text in find("bigbird").beside(some).items() if "memory" in name)
-    assert memory.startswith("about 1,024 MiB were allocated before")
-    assert memory.endswith("32 MiB at 32,768 tokens and 64 MiB at 65,536 tokens")
-
-
 def test_a_page_names_the_sizes_that_were_not_measured() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]
