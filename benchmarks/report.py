@@ -23,7 +23,7 @@ PEERS = {
     "cpu": ("transformers", "ctranslate2"),
 }  # packages whose version is recorded
 ALT = {
-    "h200": "Our speed relative to the fastest peer on an H200: 0.52 in reading a long prompt to 16 in greedy decoding",
+    "h200": "Our speed relative to the fastest peer on an H200: 1.08 in training GPT-2 to 16 in greedy decoding",
     "cpu": "Our speed relative to each peer on two CPU cores: above 1 except against CTranslate2",
 }
 LABELS = {  # in the figure
@@ -82,9 +82,9 @@ libraries and comparisons of ours with ours are in separate tables; a peer that 
   near ties between logits may break differently, and the texts differ from there on: the Llama rows agree on 3 to 8 %
   of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
 - nanoGPT and gpt-fast are their public model files with our weights, compiled; versions are the beginning of the
-  SHA-256 of the file. On the H200 the rows in fp8, BigBird, Multi30k, idle time, memory and growth are of an earlier
-  run; all others are of one run. On the CPU the training rows and GPT-2 are of an earlier run, whose versions of
-  peers are not recorded.
+  SHA-256 of the file. On the H200 the rows of decoding, `train_wide_fp8`, `train_experts` and growth are of earlier
+  runs; all others are of one run. `start_shakespeare` finds the bytecode that Python stores at a first start. On the
+  CPU the training rows and GPT-2 are of an earlier run, whose versions of peers are not recorded.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
   skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
   weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).

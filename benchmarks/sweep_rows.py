@@ -2,8 +2,8 @@
 
 They are timed in a chain of layers, as a decode step runs them: one CUDA graph, each kernel launched before the last
 has ended. A layer is qkv (with norm), out (with residual), gate and up (with norm and gate) and down (with residual) of
-a Llama with 1.2 B weights, without attention: `out` reads the first values of qkv. Each layer has weights of its own,
-so that none is in the L2 cache. All candidates are compiled first, by several processes, into Triton's cache on disk.
+a Llama with 1.2 B weights, without attention: `out` reads the first values of qkv. Layers share no weights, so that
+none is in the L2 cache. All candidates are compiled first, by several processes, into Triton's cache on disk.
 Then the tile sizes of one matrix are changed at a time, those of the others being the best so far.
 """
 
