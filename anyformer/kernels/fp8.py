@@ -49,7 +49,7 @@ def launch(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor, Tenso
 
     dy, narrow, scales, sums = _like(slope, made, act)
     m, n = made.shape
-    wide = next_power_of_two(n) // 2  # the others have a block of their own
+    wide = next_power_of_two(n) // 2  # the others have another block
     cast_slopes[(-(-m // TALL),)](
         slope, made, dy, narrow, scales, sums, m, MIN_ABSMAX, torch.finfo(E5M2).max,
         N=n, ACT=act, TALL=TALL, WIDE=wide, REST=next_power_of_two(n - wide), STAGES=STAGES,
