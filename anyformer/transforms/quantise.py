@@ -36,11 +36,12 @@ def quantise(
     With 8 bits a row has one scale; with 4, each `group` of a row has one (32, 64, 128, ... weights; default 32).
 
     `way` is the kernel. plain: weights are dequantised for each matmul, in the precision of the model. That takes less
-    memory but no less time, except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels
-    read the integers. kernel: those for CPUs, on large matrices about 3 times as fast as fp32 with 8 bits (Arm with dot
-    products, x86 with AVX-512 VNNI), and with 4 bits (Arm) 4 times for one row and 1.3 times for many. They also round
-    each token to 8 bits, by about 1 % of its length. With 8 bits the kernel is built by a C compiler once. Without one,
-    Arm's kernel for 4 bits takes its place. auto: a kernel if there is one, else plain.
+    memory and more time (4 bits on an x86 CPU: 11 times as much for one row), except for few rows on a GPU in half
+    precision (one; with 8 bits up to 64), whose kernels read the integers. kernel: those for CPUs, on large matrices
+    about 3 times as fast as fp32 with 8 bits (Arm with dot products, x86 with AVX-512 VNNI), and with 4 bits (Arm) 4
+    times for one row and 1.3 times for many. They also round each token to 8 bits, by about 1 % of its length. With 8
+    bits the kernel is built by a C compiler once. Without one, Arm's kernel for 4 bits takes its place. auto: a kernel
+    if there is one, else plain.
 
     The head has 8 bits in any case: with 4 bits, rounding it would cost a third of what rounding all blocks costs. A
     head that shares its table with the input gets a rounded copy of it if that is faster, else it stays plain.

@@ -13,7 +13,6 @@ ROW = {"unit": "tokens/s", "peer_name": "transformers"}
 CURVES = {"train_gpt2_fp8": {"ours": [3.0, 2.5], "ours in bf16": [3.0, 2.52]}}
 NOT_MEASURED = {  # rows that a run of all benchmarks adds
     "decode_1b_b1_int4",
-    *("decode_base_greedy", "decode_base_greedy_int8", "decode_base_greedy_int4"),
     *(f"threads_{recipe}_{condition}" for recipe in ("sort", "shakespeare") for condition in ("quiet", "busy")),
 }
 
