@@ -69,9 +69,9 @@ MEMORY = {
 }
 INTRODUCTION = """# Benchmarks
 
-Each row is measured on one machine in one run: medians after warm-up, with random weights and tokens. This page is
-written by `python -m benchmarks.report` from `benchmarks/results`, which also hold the spread. Comparisons with other
-libraries and comparisons of ours with ours are in separate tables; a peer that is faster is in bold.
+Both sides of a row are measured on one machine in one run: medians after warm-up, with random weights and tokens. This
+page is written by `python -m benchmarks.report` from `benchmarks/results`, which also hold the spread. Comparisons with
+other libraries and comparisons of ours with ours are in separate tables; a peer that is faster is in bold.
 
 - *The peer* is the fastest library that ran, with what it does differently. "Compiled" is `torch.compile`; "eager" is
   not. A row of ours compiled beside an eager peer does not say how fast that peer would be if compiled.
