@@ -37,6 +37,9 @@ class SplitLinear(Linear):
     def fuses_activation(self) -> bool:
         return False
 
+    def has_row_kernel(self, dtype: torch.dtype) -> bool:
+        return False
+
     @property
     def own(self) -> tuple[Tensor, Tensor | None]:
         """This process's weight and bias."""

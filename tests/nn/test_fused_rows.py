@@ -18,6 +18,7 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Tap
 from anyformer.nn.linear import adapt
 from anyformer.nn.model import Transformer
+from anyformer.parallel.split_modules import ColumnLinear, RowLinear
 from anyformer.transforms import rounding
 from anyformer.transforms.quantise import quantise
 from anyformer.transforms.rounding import unpack_nibbles
@@ -116,3 +117,12 @@ def test_where_a_step_stays_apart(fused: list[RowFusion]):
         fused.clear()
         model(one)
         assert len(fused) == 4
+
+
+@pytest.mark.parametrize("kind", [ColumnLinear, RowLinear])
+def test_a_layer_that_processes_share_stays_apart(kind: type[linear.Linear], fused: list[RowFusion]):
+    """A kernel of one process would leave out the sum over all of them."""
+    layer = linear.Linear(512, 512)
+    assert layer.has_row_kernel(torch.float32)
+    layer.__class__ = kind
+    assert not layer.has_row_kernel(torch.float32)
