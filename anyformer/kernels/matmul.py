@@ -1,6 +1,6 @@
 """Linear layers on few rows, as in decode steps: their time is the time to read the weights."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,18 +115,9 @@ def int8_is_faster(weight: Tensor) -> bool:
     return HAS_TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % COLUMN_BLOCK == 0
 
 
-def row_like(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
+def row_like(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, *fusion: Any) -> Tensor:
     """Return an empty output of a matmul with these arguments; those after `bias` are of a `RowFusion`."""
-    return x.new_empty(*x.shape[:-1], len(weight) // 2 if gated else len(weight))
+    return x.new_empty(*x.shape[:-1], len(weight) // 2 if RowFusion(*fusion).gated else len(weight))
 
 
 @opaque("one_row_linear", row_like)

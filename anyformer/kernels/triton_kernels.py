@@ -60,8 +60,7 @@ def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr,
     for start in tl.range(0, TALL, STEP, num_stages=STAGES):
         row = tl.program_id(0).to(tl.int64) * TALL + start + tl.arange(0, STEP)[:, None]
         at, there = row * n + column, (row < m) & (column < n)
-        y = tl.load(made + at, mask=there, other=0.0).to(tl.float32)
-        dy = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * slope(y, ACT)
+        dy = gradient(x + at, made + at, there, ACT)
         tl.store(out + at, dy.to(out.dtype.element_ty), mask=there)
         total += dy
     tl.store(sums + tl.program_id(0) * n + column, tl.sum(total, 0)[None], mask=column < n)

@@ -2,9 +2,9 @@
 
 torch.compile keeps its files in a temporary folder, which a restart of the machine empties, and trusts what it finds.
 Here each config has a folder for its version of torch, its device and our source, since torch does not notice a changed
-custom operator. `digests.json` holds the SHA-256 of every file; a
-folder in which a listed file is missing or changed is removed, and its code compiled again. The files are Python code
-and pickles that torch loads: the cache folder is trusted as the installed packages are.
+custom operator. `digests.json` holds the SHA-256 of every file; a folder in which a listed file is missing or changed
+is removed, and its code compiled again. The files are Python code and pickles that torch loads: the cache folder is
+trusted as the installed packages are.
 
 A folder that was not used for 30 days is removed when a training uses another one. Training uses torch's temporary
 folder where another training holds the folder, or where it cannot be written. A folder of the user's own,
