@@ -62,12 +62,17 @@ class Page:
         return self
 
     def until(self, script: str) -> None:
-        """Poll from outside: the page's content policy forbids `eval`."""
-        for _ in range(400):
+        """Poll from outside, for 30 seconds or more: the page's content policy forbids `eval`."""
+        for _ in range(1200):
             if self.tab.evaluate(script):
                 return
             self.tab.wait_for_timeout(25)
         raise AssertionError(script)
+
+    def link(self) -> str:
+        """The address, which follows the state after 150 ms: a longer timer of the page ends later."""
+        self.tab.evaluate("new Promise((done) => setTimeout(done, 200))")
+        return str(self.tab.url)
 
     def press(self, *keys: str) -> "Page":
         for key in keys:

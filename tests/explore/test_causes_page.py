@@ -9,7 +9,7 @@ import pytest
 
 from anyformer.explore.server import Server
 from tests.explore.made import body
-from tests.explore.tab import SHAPES, Opener, Page
+from tests.explore.tab import SHAPES, Opener
 from tests.explore.test_views import numbers
 
 TEXT, OTHER = "the quick fox", "the quick dog"
@@ -18,11 +18,6 @@ TEXT, OTHER = "the quick fox", "the quick dog"
 def shown(text: str) -> list[float]:
     found = re.findall(r"[+−-]?\d*\.?\d+(?:e-?\d+)?", text.replace(",", ""))
     return [float(one.replace("−", "-")) for one in found]
-
-
-def address(page: Page) -> str:
-    page.tab.wait_for_timeout(250)  # the address follows within 150 ms
-    return str(page.tab.url)
 
 
 @pytest.mark.parametrize("run", SHAPES)
@@ -45,7 +40,7 @@ def test_salience_of_each_token(page: Opener, server: Server, run: str) -> None:
     )
     assert value - base == pytest.approx(difference, abs=2e-3)
     two = page(run="lm")
-    two.tab.goto(address(one))
+    two.tab.goto(one.link())
     assert two.settled().text("#view") == one.text("#view")
 
 
@@ -72,7 +67,7 @@ def test_switches_have_the_colour_of_a_score(page: Opener, server: Server) -> No
     one.tab.wait_for_selector(".strongest li")
     strongest = max(effects["heads"].values(), key=abs)
     assert shown(one.texts(".strongest li")[0])[-1] == pytest.approx(strongest, rel=1e-3)
-    assert "score=effect" in address(one)
+    assert "score=effect" in one.link()
     one.click("[id='switch-0-decoder.1.0']")  # still a switch
     assert one.tab.get_attribute("[id='switch-0-decoder.1.0']", "aria-checked") == "false"
 
@@ -101,7 +96,7 @@ def test_patching_by_clicks(page: Opener, server: Server) -> None:
     assert after == pytest.approx([cell["pa"], cell["pb"]], abs=6e-4)
     assert [value / 100 for (value,) in rows[:2]] == pytest.approx([found["a"]["pa"], found["a"]["pb"]], abs=6e-4)
     two = page(run="pair")
-    two.tab.goto(address(one))
+    two.tab.goto(one.link())
     assert two.settled().text("#view") == one.text("#view")
     assert two.tab.get_attribute("#patch-0-0-0", "aria-pressed") == "true"
 
@@ -185,7 +180,7 @@ def test_colours_are_scaled_to_the_largest_weight(page: Opener, server: Server) 
         numbers(server.workspace.answer("matrix", body("lm", text=TEXT, kind="decoder", layer=0, head=0))).max()
     )
     assert float(one.texts(".legend span")[1]) == pytest.approx(most, rel=1e-3)
-    assert "fit=1" in address(one)
+    assert "fit=1" in one.link()
     one.click("#tab-model")
     assert one.tab.get_attribute("#fit-0", "aria-pressed") == "true"
     assert math.isfinite(most)

@@ -15,8 +15,7 @@ def steps(page: Page) -> int:
 
 
 def state(page: Page) -> dict[str, str]:
-    page.tab.wait_for_timeout(250)  # the address follows within 150 ms
-    return {name: values[0] for name, values in parse_qs(urlsplit(page.tab.url).fragment).items()}
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.link()).fragment).items()}
 
 
 def shown_numbers(text: str) -> list[float]:
