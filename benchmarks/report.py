@@ -24,7 +24,7 @@ PEERS = {
 }  # packages whose version is recorded
 ALT = {
     "h200": "Our speed relative to the fastest peer on an H200: 1.08 in training GPT-2 to 16 in greedy decoding",
-    "cpu": "Our speed relative to each peer on two CPU cores: above 1 except against CTranslate2",
+    "cpu": "Our speed relative to each peer on two CPU cores: 1.00 to 2.18, but below 1 beside CTranslate2 int8",
 }
 LABELS = {  # in the figure
     "train_gpt2": "training GPT-2",
@@ -83,8 +83,8 @@ other libraries and comparisons of ours with ours are in separate tables; a peer
   of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
 - nanoGPT and gpt-fast are their public model files with our weights, compiled; versions are the beginning of the
   SHA-256 of the file. On the H200 the rows of decoding, `train_wide_fp8`, `train_experts` and growth are of earlier
-  runs; all others are of one run. `start_shakespeare` finds the bytecode that Python stores at a first start. On the
-  CPU the training rows and GPT-2 are of an earlier run, whose versions of peers are not recorded.
+  runs; all others are of one run. `start_shakespeare` finds the bytecode that Python stores at a first start. The CPU
+  is a Xeon with AVX-512 VNNI; [the log](log.md) has figures of an Arm CPU.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
   skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
   weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).

@@ -5,6 +5,7 @@ chunked_recurrence  Linear recurrences over matrix states, in matmuls over chunk
 cross_entropy     Cross-entropy of hidden states and an output table, without keeping the logits
 cuda_graph        CUDA graph capture and replay
 dependent_launch  Programmatic dependent launch (PDL) in compiled steps
+dot_product       Linear layers of 8- and 4-bit weights on CPUs with dot products, by a kernel in C
 elementwise       Norms and gates of evaluation on a GPU, each by one kernel
 fp8               Casts to fp8 with one scale for each row, alone and with the gradient of an activation
 fused_activation  Linear layer and activation as one op, in compiled half-precision training
@@ -12,7 +13,6 @@ fused_convolution  Short causal convolution with SiLU, by Triton kernels
 fused_recurrence  Linear recurrences over matrix states, by Triton kernels
 gelu              A faster GELU where torch's erf or tanh dominates
 int4              Linear layers of 4-bit weights on one row, on a GPU
-int8_dot          Linear layers of int8 weights on CPUs with dot products, by a kernel in C
 linear_recurrence   Linear recurrences over matrix states, token by token
 matmul            Linear layers on few rows, as in decode steps
 opaque            Functions that torch.compile calls as one op

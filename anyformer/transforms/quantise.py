@@ -19,9 +19,9 @@ from anyformer.nn.experts import StackedLinear
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.linear import Linear, WeightFormat
 from anyformer.nn.model import Transformer
-from anyformer.transforms import arm_kernel, int8_dot_format
+from anyformer.transforms import arm_kernel, dot_product_format
 from anyformer.transforms.arm_kernel import ArmKernelFormat
-from anyformer.transforms.int8_dot_format import Int8DotFormat
+from anyformer.transforms.dot_product_format import DotProductFormat
 from anyformer.transforms.merge import merge
 from anyformer.transforms.rounding import GROUP_SIZE, MAX_INTEGER, Bits, Rounded, RoundedFormat, round_off
 
@@ -36,12 +36,12 @@ def quantise(
     With 8 bits a row has one scale; with 4, each `group` of a row has one (32, 64, 128, ... weights; default 32).
 
     `way` is the kernel. plain: weights are dequantised for each matmul, in the precision of the model. That takes less
-    memory and more time (4 bits on an x86 CPU: 11 times as much for one row), except for few rows on a GPU in half
-    precision (one; with 8 bits up to 64), whose kernels read the integers. kernel: those for CPUs, on large matrices
-    about 3 times as fast as fp32 with 8 bits (Arm with dot products, x86 with AVX-512 VNNI), and with 4 bits (Arm) 4
-    times for one row and 1.3 times for many. They also round each token to 8 bits, by about 1 % of its length. With 8
-    bits the kernel is built by a C compiler once. Without one, Arm's kernel for 4 bits takes its place. auto: a kernel
-    if there is one, else plain.
+    memory and more time, except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels read
+    the integers. kernel: those for CPUs, on large matrices about 3 times as fast as fp32 with 8 bits (Arm with dot
+    products, x86 with AVX-512 VNNI); with 4 bits about 4 times for one row and, for many, 1.3 times (Arm) or twice
+    (x86). They also round each token to 8 bits, by about 1 % of its length. A C compiler builds these kernels once, but
+    for Arm's kernel for 4 bits, which is torch's and replaces that for 8 bits where there is no compiler. auto: a
+    kernel if there is one, else plain.
 
     The head has 8 bits in any case: with 4 bits, rounding it would cost a third of what rounding all blocks costs. A
     head that shares its table with the input gets a rounded copy of it if that is faster, else it stays plain.
@@ -56,7 +56,7 @@ def quantise(
         raise ValueError(f"group = {group}: must be a multiple of 32")
     if way == "kernel" and not all(_has_kernel(p, bits) for p in model.parameters()):
         raise ValueError(
-            "way = 'kernel': needs a model in fp32 on an Arm CPU, or 8 bits, AVX-512 VNNI and a C compiler"
+            "way = 'kernel': needs a model in fp32 on an Arm CPU, or on one with AVX-512 VNNI and a C compiler"
         )
     model = merge(model)
     layers, size = dict(_layers(model)), (group or GROUP_SIZE) if bits == 4 else None
@@ -83,13 +83,13 @@ def quantise(
 
 def _has_kernel(weight: Tensor, bits: Bits) -> bool:
     """Return whether a kernel of this CPU takes these weights."""
-    return arm_kernel.is_supported(weight) or (bits == 8 and int8_dot_format.is_supported(weight))
+    return arm_kernel.is_supported(weight) or dot_product_format.is_supported(weight, bits)
 
 
 def _format(rounded: Rounded, weight: Tensor, bias: Tensor | None, fast: bool) -> WeightFormat:
     """Return the format of rounded weights: for a kernel of this CPU if it may be used and is available."""
-    if fast and rounded.bits == 8 and int8_dot_format.is_supported(weight):
-        return Int8DotFormat(rounded, None if bias is None else bias.detach())
+    if fast and dot_product_format.is_supported(weight, rounded.bits):
+        return DotProductFormat(rounded, None if bias is None else bias.detach())
     if fast and arm_kernel.is_supported(weight):
         return ArmKernelFormat(rounded, None if bias is None else bias.detach())
     return RoundedFormat(rounded, weight.dtype)

@@ -11,13 +11,13 @@ from hypothesis import given, strategies as st
 
 import anyformer as af
 from anyformer.attention.layout import Layout
-from anyformer.kernels import int8_dot
+from anyformer.kernels import dot_product
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.experts import StackedLinear
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.linear import Linear
 from anyformer.transforms.arm_kernel import ArmKernelFormat
-from anyformer.transforms.int8_dot_format import Int8DotFormat
+from anyformer.transforms.dot_product_format import DotProductFormat
 from anyformer.transforms.quantise import nbytes, quantise
 from anyformer.transforms.rounding import Bits, RoundedFormat, pack_nibbles, round_off, unpack_nibbles
 
@@ -31,8 +31,9 @@ MODELS = {
 }
 HOW: list[tuple[Bits, int | None]] = [(8, None), (4, None), (4, 64)]
 ARM = torch.backends.kleidiai.is_available()
-kernel = pytest.mark.skipif(not ARM, reason="there is no such kernel here")
-int8_kernel = pytest.mark.skipif(not (ARM or int8_dot.is_available()), reason="there is no such kernel here")
+ARM_ALONE = pytest.mark.skipif(not ARM, reason="there is no such kernel here")
+KERNEL_4BIT = pytest.mark.skipif(not (ARM or dot_product.has_4bit_kernel()), reason="there is no such kernel here")
+KERNEL_8BIT = pytest.mark.skipif(not (ARM or dot_product.is_available()), reason="there is no such kernel here")
 
 
 def build(name: str) -> af.Transformer:
@@ -109,7 +110,12 @@ def test_a_model_uses_the_rounded_weights_and_no_others(name: str, bits: Bits, g
 
 @pytest.mark.parametrize(
     ("bits", "way"),
-    [(8, "plain"), (4, "plain"), pytest.param(8, "kernel", marks=int8_kernel), pytest.param(4, "kernel", marks=kernel)],
+    [
+        (8, "plain"),
+        (4, "plain"),
+        pytest.param(8, "kernel", marks=KERNEL_8BIT),
+        pytest.param(4, "kernel", marks=KERNEL_4BIT),
+    ],
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_with_a_cache_is_that_without(name: str, bits: Bits, way: Any) -> None:
@@ -125,7 +131,7 @@ def test_decoding_with_a_cache_is_that_without(name: str, bits: Bits, way: Any) 
     assert (chosen >= again.amax(dim=-1) - near)[:, new].all()
 
 
-@kernel
+@ARM_ALONE
 @pytest.mark.parametrize(("bits", "group"), HOW)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("width", [32, 70, 96, 129])
@@ -141,15 +147,16 @@ def test_the_kernel_rounds_tokens_and_nothing_else(bits: Bits, group: int | None
     assert (fast - exact).norm() < 0.015 * exact.norm()
 
 
-@kernel
+@KERNEL_4BIT
 def test_where_there_is_a_kernel_it_is_used_save_for_weights_that_others_read() -> None:
-    assert formats(quantise(build("deepseek"), 4)) == {ArmKernelFormat, RoundedFormat}
-    assert formats(quantise(build("llama"), 4)) == {ArmKernelFormat}
+    found = DotProductFormat if dot_product.has_4bit_kernel() else ArmKernelFormat
+    assert formats(quantise(build("deepseek"), 4)) == {found, RoundedFormat}
+    assert formats(quantise(build("llama"), 4)) == {found}
     with pytest.raises(ValueError, match="a model in fp32"):
         quantise(build("llama").double(), way="kernel")
 
 
-@int8_kernel
+@KERNEL_8BIT
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_have_rounded_tables_and_inputs_their_own(name: str, bits: Bits) -> None:
@@ -157,7 +164,7 @@ def test_heads_have_rounded_tables_and_inputs_their_own(name: str, bits: Bits) -
     model = build(name)
     small, plain = quantise(model, bits), quantise(model, bits, way="plain")
     tied = model.config.tie in ("output", "all")
-    assert isinstance(small.head.format, Int8DotFormat if int8_dot.is_available() else ArmKernelFormat)
+    assert isinstance(small.head.format, DotProductFormat if dot_product.is_available() else ArmKernelFormat)
     assert isinstance(plain.head.format, RoundedFormat) is not tied
     table = model.table(model.target or model.source)
     assert table is not None
@@ -190,7 +197,7 @@ def test_memory_falls(bits: Bits, group: int | None, times: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits", "way"),
-    [("llama", 4, "plain"), ("mixtral", 8, "plain"), pytest.param("llama", 8, "kernel", marks=int8_kernel)],
+    [("llama", 4, "plain"), ("mixtral", 8, "plain"), pytest.param("llama", 8, "kernel", marks=KERNEL_8BIT)],
 )
 def test_it_compiles_without_a_break(name: str, bits: Bits, way: Any) -> None:
     small = quantise(build(name), bits, way=way)
