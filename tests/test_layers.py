@@ -38,7 +38,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.io": ("config.model", "config.overrides", "config.schema"),
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
-    "datasets": ("config", "processes"),
+    "datasets": ("config", "processes", "conventions"),
     "recipe": ("presets", "datasets"),
     "recipes": ("recipe", "atomic_folder"),
     "gpu_table": (),

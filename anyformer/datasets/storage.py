@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.conventions import user_cache
 from anyformer.datasets.registry import DataSet, UpstreamFile, lookup
 from anyformer.processes import locked
 
@@ -32,7 +33,7 @@ class Readable(Protocol):
 
 def cache_folder() -> Path:
     """Return the folder of fetched and unpacked data sets: `anyformer/data` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anyformer", "data")
+    return user_cache("data")
 
 
 def download_folder() -> Path:

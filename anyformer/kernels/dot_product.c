@@ -235,7 +235,7 @@ void linear(const float *x, const uint8_t *w, const void *scale, const float *bi
             const int64_t to = end - from < BLOCKS ? end : from + BLOCKS;
             int64_t done = 0; /* rows */
 #if !defined(__aarch64__)
-            if (bits == 4) {
+            if (bits == 4) { /* sums and totals: at most 16 registers */
                 TILES(tile4, 8, 1) TILES(tile4, 4, 2) TILES(tile4, 1, 4)
                 continue;
             }

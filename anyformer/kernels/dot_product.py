@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.conventions import user_cache
+
 SOURCE = Path(__file__).with_name("dot_product.c")
 X86 = platform.machine() == "x86_64"
 FEATURE = "avx512_vnni" if X86 else "asimddp"  # as Linux names it
@@ -32,9 +34,9 @@ STEP = 16  # values of a row that the kernel reads at once
 
 
 @cache
-def is_available() -> bool:
-    """Whether this CPU has dot products, and a compiler built the kernel."""
-    return FEATURE in _features() and _library() is not None
+def is_available(bits: int = 8) -> bool:
+    """Return whether there is a kernel for such weights, this CPU has dot products, and a compiler built it."""
+    return (bits == 8 or X86) and FEATURE in _features() and _library() is not None
 
 
 @cache
@@ -56,7 +58,7 @@ def _library() -> Any | None:
     # a cache folder may be shared by CPUs of several kinds, and the options of CC may be those of one (-march=native)
     kind = " ".join((*compiler, *FLAGS, *sorted(_features())))
     key = hashlib.sha256(SOURCE.read_bytes() + kind.encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anyformer", "kernels")
+    folder = user_cache("kernels")
     library = folder / f"dot_product-{key}.so"
     try:
         if not library.exists():
@@ -71,11 +73,6 @@ def _library() -> Any | None:
     linear.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 4 + [ctypes.c_int] * 2
     linear.restype = None
     return linear
-
-
-def has_4bit_kernel() -> bool:
-    """Return whether the kernel takes weights of 4 bits, too."""
-    return X86 and is_available()
 
 
 def pack(q: Tensor, bits: int = 8) -> Tensor:

@@ -26,7 +26,8 @@ import torch
 
 from anyformer.atomic_folder import remove
 from anyformer.config import ConfigError, ModelConfig, io
-from anyformer.datasets.storage import cache_folder, sha256_of
+from anyformer.conventions import user_cache
+from anyformer.datasets.storage import sha256_of
 from anyformer.kernels.private import caching_custom_gradients
 from anyformer.processes import locked
 
@@ -111,7 +112,7 @@ def find_compile_cache(config: ModelConfig, device: torch.device) -> CompileCach
     name = torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability()
     versions = torch.__version__, platform.python_version(), platform.machine()
     key = json.dumps([*versions, _source_digest(), device.type, name, io.dumps(config, "json")])
-    return CompileCache(cache_folder().with_name("compiled") / hashlib.sha256(key.encode()).hexdigest()[:24])
+    return CompileCache(user_cache("compiled") / hashlib.sha256(key.encode()).hexdigest()[:24])
 
 
 def _source_digest() -> str:

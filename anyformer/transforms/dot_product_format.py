@@ -11,8 +11,7 @@ from anyformer.transforms.rounding import Bits, Rounded
 
 def is_supported(weight: Tensor, bits: Bits) -> bool:
     """Return whether the kernel runs here and takes such weights."""
-    available = dot_product.is_available() if bits == 8 else dot_product.has_4bit_kernel()
-    return weight.device.type == "cpu" and weight.dtype is torch.float32 and available
+    return weight.device.type == "cpu" and weight.dtype is torch.float32 and dot_product.is_available(bits)
 
 
 class DotProductFormat(WeightFormat):
@@ -26,9 +25,9 @@ class DotProductFormat(WeightFormat):
         super().__init__()
         self.bits, self.out, self.width = rounded.bits, rounded.q.shape[0], rounded.width
         more = (0, -self.out % dot_product.BLOCK)
-        row = F.pad(rounded.scale[:, 0].float(), more)
+        scale = F.pad(rounded.scale[:, 0].float(), more) if self.bits == 8 else dot_product.pack_scale(rounded.scale)
         self.register_buffer("packed", dot_product.pack(rounded.q.flatten(1), self.bits))
-        self.register_buffer("scale", row if self.bits == 8 else dot_product.pack_scale(rounded.scale))
+        self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias is None else F.pad(bias.float(), more))
 
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from anyformer.transforms.dot_product_format import DotProductFormat
 from anyformer.transforms.rounding import Bits, Rounded, round_off
 
 HOW: list[tuple[Bits, int | None]] = [(8, None)]
-if dot_product.has_4bit_kernel():
+if dot_product.is_available(4):
     HOW += [(4, 32), (4, 96), (4, 128)]
 built = pytest.mark.skipif(not dot_product.is_available(), reason="needs a CPU with dot products and a C compiler")
 
@@ -74,7 +74,7 @@ def test_extreme_integers_are_exact() -> None:
     assert found.equal(k * 127.0**2 * torch.tensor([[1.0, -1], [-1, 1]]))
 
 
-@pytest.mark.skipif(not dot_product.has_4bit_kernel(), reason="there is no such kernel here")
+@pytest.mark.skipif(not dot_product.is_available(4), reason="there is no such kernel here")
 @given(m=st.integers(1, 21), n=st.integers(1, 400), groups=st.integers(1, 5), seed=st.integers(0, 99))
 def test_sums_of_groups_are_exact(m: int, n: int, groups: int, seed: int) -> None:
     """Weights of 4 bits, with powers of 2 as scales, and rows of integers with a maximum of 127."""

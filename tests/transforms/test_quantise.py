@@ -32,7 +32,7 @@ MODELS = {
 HOW: list[tuple[Bits, int | None]] = [(8, None), (4, None), (4, 64)]
 ARM = torch.backends.kleidiai.is_available()
 ARM_ALONE = pytest.mark.skipif(not ARM, reason="there is no such kernel here")
-KERNEL_4BIT = pytest.mark.skipif(not (ARM or dot_product.has_4bit_kernel()), reason="there is no such kernel here")
+KERNEL_4BIT = pytest.mark.skipif(not (ARM or dot_product.is_available(4)), reason="there is no such kernel here")
 KERNEL_8BIT = pytest.mark.skipif(not (ARM or dot_product.is_available()), reason="there is no such kernel here")
 
 
@@ -149,7 +149,7 @@ def test_the_kernel_rounds_tokens_and_nothing_else(bits: Bits, group: int | None
 
 @KERNEL_4BIT
 def test_where_there_is_a_kernel_it_is_used_save_for_weights_that_others_read() -> None:
-    found = DotProductFormat if dot_product.has_4bit_kernel() else ArmKernelFormat
+    found = DotProductFormat if dot_product.is_available(4) else ArmKernelFormat
     assert formats(quantise(build("deepseek"), 4)) == {found, RoundedFormat}
     assert formats(quantise(build("llama"), 4)) == {found}
     with pytest.raises(ValueError, match="a model in fp32"):
