@@ -89,7 +89,7 @@ def test_a_link_keeps_the_step(page: Opener, server: Server) -> None:
     assert "step=" not in two.settled().tab.url
 
 
-def test_the_film_plays_all_steps_and_pauses(page: Opener) -> None:
+def test_the_film_plays_all_steps_and_stops(page: Opener) -> None:
     one = page(run="film", view="model", text=TEXT)
     one.tab.evaluate(
         """() => {
