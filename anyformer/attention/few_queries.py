@@ -16,6 +16,9 @@ MIN_KEYS_PER_PROGRAM = 64
 KEYS_PER_TILE = 128  # for heads of at most 64 elements; wider heads take MIN_KEYS_PER_PROGRAM
 ELEMENTS_PER_WARP = 2048  # of the keys that a warp loads at once for a single query
 FULL_GRID = 256  # programs of several warps that fill a GPU
+FEW_ROWS = 8  # queries of a group that programs of one warp read one by one, in a cache of at most FEW_SLOTS
+FEW_SLOTS = 1024
+FEW_KEYS = 16  # of such a program, at least
 PAGED_GRID = 1024  # the same for rows of pages, whose lengths differ
 MIN_PAGED_KEYS = 256  # of a row, read by one program
 
@@ -76,11 +79,14 @@ def tile_of(q: Tensor, v: Tensor, slots: int, parts: int) -> Tile:
     """Return the tile for a problem.
 
     One query: a reduction by one warp, or by four if the grid is small and there are many keys. Several queries:
-    `tl.dot`, which needs at least 16 rows.
+    `tl.dot`, which needs at least 16 rows, unless one by one is faster.
     """
     (b, h, t, width), (_, g, _, k_v) = q.shape, v.shape
     rows, widest = h // g * t, max(16, next_power_of_two(max(width, k_v)))
+    one_by_one = reads_one_by_one(b * g, rows, slots)
     slots = max(16, next_power_of_two(_ceil_div(slots, parts)))
+    if one_by_one:
+        return Tile(1, min(ELEMENTS_PER_WARP // widest, slots), 1)
     if rows == 1:
         warps = 4 if slots > KEYS_PER_TILE and b * g * parts < 2 * FULL_GRID else 1
         return Tile(1, min(warps * ELEMENTS_PER_WARP // widest, slots), warps)
@@ -88,9 +94,16 @@ def tile_of(q: Tensor, v: Tensor, slots: int, parts: int) -> Tile:
     return Tile(max(16, min(64, next_power_of_two(rows))), min(keys, slots), 4)
 
 
-def count_parts(rows: int, groups: int, slots: int) -> int:
-    """Return how many programs share the keys of a group: several if the rows alone do not fill a GPU."""
-    return max(1, min(FULL_GRID // (rows * groups), slots // MIN_KEYS_PER_PROGRAM))
+def count_parts(grid: int, rows: int, slots: int) -> int:
+    """Return how many programs share the keys of a group: several if the groups of all texts do not fill a GPU."""
+    if reads_one_by_one(grid, rows, slots):
+        return max(1, min(2 * FULL_GRID // (grid * rows), slots // FEW_KEYS))
+    return max(1, min(FULL_GRID // grid, slots // MIN_KEYS_PER_PROGRAM))
+
+
+def reads_one_by_one(grid: int, rows: int, slots: int) -> bool:
+    """Return whether each query of a group has a program of one warp: they are few, and so are the groups and keys."""
+    return 1 < rows <= FEW_ROWS and grid * rows <= 2 * FULL_GRID and slots <= FEW_SLOTS
 
 
 def _like(
@@ -125,7 +138,8 @@ def _read_cache(
     out = _like(q, k, v, mask, bias, table, size, scale)
     slots = table.shape[1] * size if table is not None and size else k.shape[2]
     problem = Problem(q, k, v, mask, bias, table, size, slots, scale)
-    if (n := count_parts(len(q), k.shape[1], slots)) == 1:
+    grid, rows = len(q) * v.shape[1], q.shape[1] // v.shape[1] * q.shape[2]
+    if (n := count_parts(grid, rows, slots)) == 1:
         launch(problem, out[None], None)
         return out
     parts = out.new_empty(n, *out.shape, dtype=torch.float32)

@@ -47,5 +47,10 @@ def compiled(function: Callable[..., Any], *key: Hashable) -> Callable[..., Any]
     early = torch.cuda.is_available() and supports_dependent_launch(torch.device("cuda")) and repair_inductor()
     # another naming scheme, so that kernels in Inductor's cache on disk, compiled without the repair, are not used;
     # not "torch", whose names of custom operators hold a dot
-    options: dict[str, Any] = {"triton.enable_pdl": True, "triton.descriptive_names": "inductor_node"}
+    options: dict[str, Any] = {
+        "triton.enable_pdl": True,
+        "triton.descriptive_names": "inductor_node",
+        "combo_kernels": True,
+        "combo_kernels_autotune": 0,
+    }
     return torch.compile(named, options=options if early else None)
