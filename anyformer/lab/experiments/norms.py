@@ -171,9 +171,10 @@ between them is small. With few rates the best one is often at an end of those t
         figure, axes = panels(len(depths), sharey=True)
         for axis, depth in zip(axes, depths, strict=True):
             curves(axis, {LABELS[v]: _best(results, "curve", depth, v) for v in VARIANTS})
-            axis.set(title=f"{depth} layers", ylim=(0, None), ylabel="training loss, nats per token")
+            axis.set(title=f"{depth} layers", ylabel="training loss, nats per token")
             axis.tick_params(labelleft=True)
             reference(axis, LEARNT, "learnt: below 1")
+        axes[0].set_ylim(bottom=0)  # of all panels; earlier it would fix the top by the first one
         label_ends(axes[-1])
         return figure
 

@@ -56,9 +56,9 @@ training; the entropy is divided by its highest possible value."""
     measured = (
         "Variance of scores, entropy of softmax and gradient norm at initialisation; validation loss after training."
     )
-    limits = """Sorting digits with small models and few steps; two learning rates at unit initialisation, of
-which the better one is chosen on the same seeds. A diverged training counts as guessing. With larger $k$ a model also
-has more parameters in $Q$ and $K$, and sorts worse here with the factor, too."""
+    limits = """Sorting digits with small models and few steps; two learning rates (at the small initialisation one, on
+a CPU), of which the better one is chosen on the same seeds. A diverged training counts as guessing. With larger $k$ a
+model also has more parameters in $Q$ and $K$, and sorts worse here with the factor, too."""
     sources = (
         "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.1",
         "Noci et al. (2022), [Signal Propagation in Transformers](https://arxiv.org/abs/2206.03126)",

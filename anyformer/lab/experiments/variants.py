@@ -137,10 +137,11 @@ variant sorts does not say that it would do for language."""
         bars(left, {v: _sorted(results, v) for v in VARIANTS})
         reference(left, LEARNT, "half", across=False)
         left.set(xlabel="unseen rows without a mistake", xlim=(0, 1.05))
-        dots(right, {v: [r["loss"] for r in _of(results, v)] for v in VARIANTS}, bars=False)
+        losses = {v: [r["loss"] for r in _of(results, v)] for v in VARIANTS}
+        dots(right, losses, bars=False)
         right.set(xlabel="validation loss, nats per token")
         right.tick_params(axis="y", labelleft=False)
-        log_ticks(right, [0.001, 0.01, 0.1, 1])
+        log_ticks(right, [n for n in (0.0001, 0.001, 0.01, 0.1, 1) if 10 * n > min(map(min, losses.values()))])
         both = ([v for v in VARIANTS if v in ("full", *CLAIMED)], [v for v in VARIANTS if v not in CLAIMED])
         for axis, some in zip((claimed, beside), both, strict=True):
             curves(axis, {v: [r["curve"] for r in _of(results, v)] for v in some})
