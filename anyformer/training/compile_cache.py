@@ -7,8 +7,8 @@ is removed, and its code compiled again. The files are Python code and pickles t
 trusted as the installed packages are.
 
 A folder that was not used for 30 days is removed when a training uses another one. Training uses torch's temporary
-folder where another training holds the folder, or where it cannot be written. A folder of the user's own,
-TORCHINDUCTOR_CACHE_DIR, is used as it is.
+folder where another training holds the folder, or where it cannot be written. Folders of the user's own,
+TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR, are used as they are.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from anyformer.kernels.private import caching_custom_gradients
 from anyformer.processes import locked
 
 SETTING = "TORCHINDUCTOR_CACHE_DIR"
+TRITON_SETTING = "TRITON_CACHE_DIR"
 DIGESTS = "digests.json"
 UNUSED_DAYS = 30  # after which a folder is removed
 UNLISTED = (".lock", ".tmp")  # endings of files that come and go
@@ -71,15 +72,19 @@ class CompileCache:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let torch.compile read and write this folder."""
-        before = os.environ.get(SETTING)
-        os.environ[SETTING] = str(self.folder)
+        """Let torch.compile and Triton read and write this folder."""
+        folders = {SETTING: str(self.folder)}
+        if not (given := os.environ.get(TRITON_SETTING)) or _is_temporary(Path(given)):
+            folders[TRITON_SETTING] = str(self.folder / "triton")
+        before = {name: os.environ.get(name) for name in folders}
+        os.environ |= folders
         try:
             with caching_custom_gradients():
                 yield
         finally:
-            del os.environ[SETTING]
-            os.environ |= {} if before is None else {SETTING: before}
+            for name, value in before.items():
+                del os.environ[name]
+                os.environ |= {} if value is None else {name: value}
             self.held.close()
 
     def record(self) -> None:
@@ -123,5 +128,8 @@ def _source_digest() -> str:
 
 
 def _is_temporary(folder: Path) -> bool:
-    """Return whether this is torch's own folder, which torch writes to the environment when its compiler is loaded."""
-    return folder.name.startswith("torchinductor_") and folder.parent == Path(tempfile.gettempdir())
+    """Return whether this is torch's own folder or in it; torch writes these to the environment when it compiles."""
+    temporary = Path(tempfile.gettempdir())
+    return any(
+        path.name.startswith("torchinductor_") and path.parent == temporary for path in (folder, *folder.parents)
+    )

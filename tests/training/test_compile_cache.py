@@ -11,7 +11,14 @@ import torch
 from anyformer import presets
 from anyformer.processes import locked
 from anyformer.training import compile_cache
-from anyformer.training.compile_cache import DIGESTS, SETTING, UNUSED_DAYS, CompileCache, find_compile_cache
+from anyformer.training.compile_cache import (
+    DIGESTS,
+    SETTING,
+    TRITON_SETTING,
+    UNUSED_DAYS,
+    CompileCache,
+    find_compile_cache,
+)
 
 CPU = torch.device("cpu")
 SMALL = presets.gpt2(depth=1, width=16, heads=2, vocab=32, length=16)
@@ -19,7 +26,8 @@ SMALL = presets.gpt2(depth=1, width=16, heads=2, vocab=32, length=16)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv(SETTING, raising=False)
+    for name in (SETTING, TRITON_SETTING):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
@@ -84,6 +92,20 @@ def test_torch_writes_into_the_folder_while_it_is_in_use(home: Path) -> None:
     with cache.in_use():
         assert os.environ[SETTING] == str(cache.folder)
     assert SETTING not in os.environ
+
+
+@pytest.mark.parametrize("given", [None, "torchinductor_me/triton/0", "mine"])
+def test_triton_writes_there_too(given: str | None, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the folder is the user's; one that torch wrote to the environment earlier is not."""
+    folder = None if given is None else str(Path(tempfile.gettempdir()) / given)
+    if folder is not None:
+        monkeypatch.setenv(TRITON_SETTING, folder)
+    cache = find()
+    assert cache.hold()
+    with cache.in_use():
+        within = os.environ[TRITON_SETTING]
+    assert within == (folder if given == "mine" else str(cache.folder / "triton"))
+    assert os.environ.get(TRITON_SETTING) == folder
 
 
 def test_intact_code_is_kept(home: Path) -> None:
