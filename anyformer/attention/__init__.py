@@ -7,9 +7,10 @@ few_queries      Attention of few queries to a KV cache, the kernel of decode st
 flex             FlexAttention: skips blocks of keys that no query sees
 layout           Positions, segments and marks of tokens, and visibility: the definition of every mask
 lower            From a pattern and two layouts to the mask that the chosen kernel takes
-lowered          The lowered mask: Dense, FewQueries, Blocks or Documents
+lowered          The lowered mask: Dense, FewQueries, ShortRows, Blocks or Documents
 padding          Rows of ids of unequal length as one padded tensor
 position_module  Position schemes as modules with their learned tables
 scores           Attention scores, cap(q kᵀ · scale)
+short_rows       Attention within short rows of documents or padding, the kernel of compiled training on them
 varlen           Attention over concatenated documents without a mask
 """

@@ -8,11 +8,12 @@ from torch.nn import functional as F
 
 from anyformer.attention.few_queries import few_queries
 from anyformer.attention.flex import flex
-from anyformer.attention.lowered import Blocks, Dense, Documents, FewQueries, Lowered, densify, mask_scores
+from anyformer.attention.lowered import Blocks, Dense, Documents, FewQueries, Lowered, ShortRows, densify, mask_scores
 from anyformer.attention.scores import Scoring, repeat_heads
+from anyformer.attention.short_rows import short_rows
 from anyformer.attention.varlen import varlen
 
-Backend = Literal["auto", "eager", "sdpa", "flex", "varlen", "decode"]
+Backend = Literal["auto", "eager", "sdpa", "short", "flex", "varlen", "decode"]
 
 
 def attend(
@@ -34,6 +35,8 @@ def attend(
             return _sdpa(q, k, v, lowered, scoring, dropout)
         case FewQueries():
             return few_queries(q, k, v, lowered, scoring.scale)
+        case ShortRows():
+            return short_rows(q, k, v, lowered, scoring.scale, dropout)
         case Blocks():
             return flex(q, k, v, lowered, scoring)
         case Documents():

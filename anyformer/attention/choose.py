@@ -1,6 +1,7 @@
 """The choice of an attention kernel, from Python facts only: once per forward pass for all layers that share a mask.
 
 sdpa     torch's dense kernels; the fastest where no mask is needed
+short    rows of up to 128 tokens with documents or padding, or of up to 64: compiled training on CUDA, half precision
 varlen   concatenated documents without a mask: CUDA, half precision, long rows whose layout knows its documents
 decode   few queries of a KV cache, which each group of heads reads once: CUDA, half precision, no gradients
 flex     skips blocks of keys that no query sees: CUDA, long sequences
@@ -11,15 +12,17 @@ from typing import NamedTuple
 
 import torch
 
-from anyformer.attention import varlen
+from anyformer.attention import short_rows, varlen
 from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
 from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lowered import Choice, Dense
 from anyformer.attention.scores import Normalizer
 from anyformer.config import Attention, Causal, Full, Latent, Pattern, Scheme
+from anyformer.kernels.private import functorch_is_active
 from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
 FLEX_MIN_PAIRS = 1024 * 1024  # queries × keys from which `flex` repays its start-up cost
+MAX_SHORT_ROW = 64  # tokens of a row up to which `short` beats `sdpa` also where no mask is needed
 VARLEN_MIN_ROW = 512  # tokens of a row from which `varlen` repays its cost per document: below, a dense mask is faster
 
 
@@ -72,6 +75,7 @@ def choose(
     content = f"{scheme.kind} positions add a bias of each text's own" if scheme.reads_content() else None
     obstacles = {
         "decode": content or _no_decode(q, role, needs, at),
+        "short": content or _no_short(pattern, q, k, role, scheme, needs, at),
         "varlen": content or _no_varlen(pattern, q, k, role, scheme, needs, at),
         "flex": content or _no_flex(role, scheme, needs, at),
         "sdpa": _no_sdpa(needs),
@@ -79,7 +83,7 @@ def choose(
     match backend:
         case "eager":
             return Choice("eager", "requested")
-        case "sdpa" | "flex" | "varlen" | "decode":
+        case "sdpa" | "short" | "flex" | "varlen" | "decode":
             if (obstacle := obstacles[backend]) is None:
                 return Choice(backend, "requested")
             reason = f"not {backend}: {obstacle}"
@@ -87,16 +91,23 @@ def choose(
             if obstacles["decode"] is None:
                 return Choice("decode", "few queries read a cache")
             maskless = not biases(scheme) and not content and without_mask(pattern, q, k, role) is not None
+            longest = max(q.positions.shape[1], k.positions.shape[1])
+            # outside of a compiled step the host needs longer to launch `short` than the GPU for most rows
+            compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
+            if compiled and obstacles["short"] is None and (not maskless or longest <= MAX_SHORT_ROW):
+                return Choice("short", "short rows in compiled training")
             if maskless and not obstacles["sdpa"]:
                 return Choice("sdpa", "no mask is needed")
-            if obstacles["varlen"] is None and max(q.positions.shape[1], k.positions.shape[1]) >= VARLEN_MIN_ROW:
+            if obstacles["varlen"] is None and longest >= VARLEN_MIN_ROW:
                 return Choice("varlen", "the layout knows its documents")
             pays = at.device == "cuda" and q.positions.shape[1] * k.positions.shape[1] >= FLEX_MIN_PAIRS
             if obstacles["flex"] is None and pays:
                 return Choice("flex", "a mask between many tokens")
             reason = f"not flex: {obstacles['flex'] or 'it pays off on CUDA, between many tokens'}"
         case _:
-            raise ValueError(f"backend = {backend!r}: must be 'auto', 'eager', 'sdpa', 'flex', 'varlen' or 'decode'")
+            raise ValueError(
+                f"backend = {backend!r}: must be 'auto', 'eager', 'sdpa', 'short', 'flex', 'varlen' or 'decode'"
+            )
     obstacle = obstacles["sdpa"]
     return Choice("sdpa", reason) if obstacle is None else Choice("eager", f"{reason}; {obstacle}")
 
@@ -146,6 +157,31 @@ def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str |
     if max(needs.key_width, needs.value_width) > MAX_HEAD_WIDTH:
         return f"heads are {needs.key_width} and {needs.value_width} wide: it takes up to {MAX_HEAD_WIDTH}"
     return None
+
+
+def _no_short(
+    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
+) -> str | None:
+    if at.device != "cuda" or not HAS_TRITON:
+        return "it needs CUDA and Triton"
+    if at.dtype not in HALF:
+        return f"it needs half precision, not {at.dtype}"
+    if (obstacle := _no_sdpa(needs, "it")) is not None:
+        return obstacle
+    if role in ("cached", "part") or max(q.positions.shape[1], k.positions.shape[1]) > short_rows.MAX_ROW:
+        return f"it takes rows of up to {short_rows.MAX_ROW} tokens, without a cache"
+    if role == "cross" and not isinstance(pattern, Full):
+        return "in cross-attention it takes the full pattern only"
+    if not (q.ordered and k.ordered) and not isinstance(pattern, Full):
+        return "positions may not grow with the index"
+    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
+        return "it takes full, causal and window patterns only, without marks or biases"
+    if needs.key_width != needs.value_width or needs.key_width > short_rows.MAX_HEAD_WIDTH:
+        return (
+            f"heads are {needs.key_width} and {needs.value_width} wide: "
+            f"it takes equal widths up to {short_rows.MAX_HEAD_WIDTH}"
+        )
+    return "torch.func cannot transform it" if functorch_is_active() else None
 
 
 def _no_flex(role: Role, scheme: Scheme, needs: Requirements, at: Runtime) -> str | None:

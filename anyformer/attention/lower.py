@@ -10,6 +10,7 @@ from anyformer.attention.flex import lower_blocks
 from anyformer.attention.layout import Layout, Role, sees
 from anyformer.attention.lowered import Dense, FewQueries, Lowered, Relation
 from anyformer.attention.position_module import Positions
+from anyformer.attention.short_rows import lower_short_rows
 from anyformer.attention.varlen import lower_documents
 from anyformer.config import Pattern
 from anyformer.kernels.runtime import Runtime
@@ -41,6 +42,8 @@ def lower(
         case "flex":
             levels = positions.levels(causal, q.positions.device)
             lowered = lower_blocks(pattern, q, k, dense, positions.scheme, levels)
+        case "short":
+            lowered = lower_short_rows(pattern, q, k, dense)
         case "varlen":
             lowered = lower_documents(pattern, q, k, dense)
         case "decode":

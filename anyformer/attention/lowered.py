@@ -1,6 +1,6 @@
 """Lowered masks: the visible pairs, in the form that one kernel takes.
 
-    Lowered = Dense | FewQueries | Blocks | Documents
+    Lowered = Dense | FewQueries | ShortRows | Blocks | Documents
 
 Each variant holds exactly what its kernel reads. `lower` builds one per forward pass for all layers that share it, and
 `attend` dispatches on its type. `densify` returns the dense form of any of them, for attention maps and taps.
@@ -19,7 +19,7 @@ from anyformer.config.position import RotaryScheme
 from anyformer.kernels.paged import rotate_heads
 from anyformer.kernels.runtime import runs_fused
 
-Kernel = Literal["eager", "sdpa", "flex", "varlen", "decode"]
+Kernel = Literal["eager", "sdpa", "short", "flex", "varlen", "decode"]
 Index = Tensor  # a scalar tensor: flex calls its functions for one row, head, query and key at a time
 
 
@@ -50,6 +50,15 @@ class FewQueries(NamedTuple):
         return self.pages is not None and self.mask is None and self.bias is None
 
 
+class ShortRows(NamedTuple):
+    """Segments of short rows (`short`); nothing of size t·s is stored."""
+
+    q_segments: Tensor | None  # int32 [b or 1, t]; None: every token sees all, as far as the window goes
+    k_segments: Tensor | None
+    window: tuple[int, int]  # tokens back and ahead, -1: unlimited
+    densify: Callable[[], Dense]
+
+
 class Blocks(NamedTuple):
     """Blocks of keys for FlexAttention (`flex`); nothing of size t·s is stored."""
 
@@ -75,7 +84,7 @@ class Documents(NamedTuple):
     densify: Callable[[], Dense]
 
 
-Lowered = Dense | FewQueries | Blocks | Documents
+Lowered = Dense | FewQueries | ShortRows | Blocks | Documents
 
 
 def densify(lowered: Lowered) -> Dense:
@@ -91,7 +100,7 @@ def densify(lowered: Lowered) -> Dense:
             if bias is not None:
                 return Dense(bias=bias.masked_fill(~has_key, 0.0), has_key=has_key)
             return Dense(mask=visible | ~has_key, has_key=has_key)
-        case Blocks() | Documents():
+        case ShortRows() | Blocks() | Documents():
             return lowered.densify()
 
 

@@ -27,5 +27,6 @@ triton_kernels    Triton kernels of losses, activations and caches, imported whe
 triton_matmul     Triton kernels of linear layers on few rows
 triton_paged      Triton kernels of a paged KV cache
 triton_recurrence   Triton kernels of chunked linear recurrences
+triton_short_rows   Triton kernels of attention within short rows
 triton_top_k      Triton kernels of beam search
 """

@@ -275,7 +275,9 @@ def test_the_kernel_that_is_chosen(
 
 @pytest.mark.parametrize("backend", ["flash", "", "SDPA"])
 def test_an_unknown_backend(backend: str):
-    with pytest.raises(ValueError, match=r"backend = .*must be 'auto', 'eager', 'sdpa', 'flex', 'varlen' or 'decode'"):
+    with pytest.raises(
+        ValueError, match=r"backend = .*must be 'auto', 'eager', 'sdpa', 'short', 'flex', 'varlen' or 'decode'"
+    ):
         choose(backend, Full(), ROW, ROW, "self", RELATIVE[0], PLAIN, HERE)
 
 

@@ -1,0 +1,158 @@
+"""Attention within short rows of documents or padding: a program reads all keys of a row and head at once.
+
+Scores stay in registers, and the backward pass computes them again: nothing is stored but queries, keys and values.
+Long rows need several tiles; for those there are `varlen` and `flex`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.layout import Layout
+from anyformer.attention.lowered import Dense, ShortRows
+from anyformer.attention.varlen import window_of
+from anyformer.config import Pattern
+from anyformer.conventions import next_power_of_two
+from anyformer.kernels.opaque import opaque
+from anyformer.kernels.runtime import Runtime
+
+MAX_ROW = 128  # tokens: the scores of some queries with so many keys fit in the registers of a program
+MAX_HEAD_WIDTH = 128
+MIN_TILE = 16  # of a matmul by tensor cores
+
+
+class Launch(NamedTuple):
+    """Options of a kernel."""
+
+    queries: int  # at once
+    warps: int
+    stages: int
+
+
+FORWARD = Launch(64, 4, 1)  # the fastest of 8 on an H200 in most of 7 shapes
+BACKWARD, WIDE_BACKWARD = Launch(32, 4, 1), Launch(64, 8, 2)  # of 16; the second for heads of more than 64
+
+
+def lower_short_rows(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[], Dense]) -> ShortRows:
+    """Return the segments of both sides, or None if no row has several segments or padding."""
+    window = window_of(pattern)
+    assert window is not None
+    if q.segments is None and k.segments is None:
+        return ShortRows(None, None, window, densify)
+    a, b = (side.segment_ids.to(torch.int32).contiguous() for side in (q, k))
+    return ShortRows(a, a if k is q else b, window, densify)
+
+
+def short_rows(q: Tensor, k: Tensor, v: Tensor, rows: ShortRows, scale: float, dropout: float) -> Tensor:
+    """Return attention within each segment, [b, h, t, k]."""
+    dtype = Runtime.of(v, training=True).dtype
+    seed = torch.randint(2**31 - 1, (), device=q.device, dtype=torch.int32) if dropout else None
+    tensors = (q.to(dtype), k.to(dtype), v.to(dtype), rows.q_segments, rows.k_segments, seed)
+    out: Tensor = _ShortRows.apply(*tensors, *rows.window, scale, dropout)
+    return out.transpose(1, 2)
+
+
+class _ShortRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        ctx.save_for_backward(*inputs[:6])
+        ctx.options = inputs[6:]
+        return attend_rows(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        found = attend_rows_backward(slopes, *ctx.saved_tensors, *ctx.options)
+        return (*(x.transpose(1, 2) for x in found), *(None,) * 7)
+
+
+def _like(q: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
+
+
+@opaque("short_rows", _like)
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    seed: Tensor | None,
+    before: int,
+    after: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Return attention [b, t, h, k]."""
+    from anyformer.kernels import triton_short_rows
+
+    q, k, v = (_with_even_vectors(x) for x in (q, k, v))
+    (b, h, t, width), (_, g, s, _), out = q.shape, k.shape, _like(q)
+    tile = _tile(t, s, width, FORWARD.queries)
+    triton_short_rows.attend_rows[(b, h, -(-t // tile["T"]))](
+        q, k, v, *_or_else(q, q_segments, k_segments, seed), out, scale, *_thresholds(dropout),
+        t, s, h, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        _distance(q_segments), _distance(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
+        DROPOUT=seed is not None, **tile, num_warps=FORWARD.warps, num_stages=FORWARD.stages,
+    )  # fmt: skip
+    return out
+
+
+def _like_inputs(slopes: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_like(x) for x in inputs[:3])
+    return dq, dk, dv
+
+
+@opaque("short_rows_backward", _like_inputs)
+def attend_rows_backward(
+    slopes: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    seed: Tensor | None,
+    before: int,
+    after: int,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries [b, t, h, k], keys and values [b, s, g, k] from that of the output."""
+    from anyformer.kernels import triton_short_rows
+
+    q, k, v, slopes = (_with_even_vectors(x) for x in (q, k, v, slopes.transpose(1, 2)))
+    (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_inputs(slopes, q, k, v)
+    queries, warps, stages = BACKWARD if width <= 64 else WIDE_BACKWARD
+    triton_short_rows.attend_rows_backward[(b, g)](
+        q, k, v, slopes, *_or_else(q, q_segments, k_segments, seed), *found, scale, *_thresholds(dropout),
+        t, s, g, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *slopes.stride()[:3],
+        _distance(q_segments), _distance(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
+        DROPOUT=seed is not None, **_tile(t, s, width, queries), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return found
+
+
+def _with_even_vectors(x: Tensor) -> Tensor:
+    """Return x with the elements of each vector next to each other."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _or_else(q: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the inputs, q in place of those that the kernel does not read."""
+    return tuple(q if x is None else x for x in inputs)
+
+
+def _thresholds(dropout: float) -> tuple[int, float]:
+    """Return the hash below which a weight is dropped, and the factor of others."""
+    return int(dropout * 2**31), 1 / (1 - dropout)
+
+
+def _distance(segments: Tensor | None) -> int:
+    """Return the distance between rows, 0 if all have the same segments."""
+    return 0 if segments is None or len(segments) == 1 else segments.stride(0)
+
+
+def _tile(t: int, s: int, width: int, queries: int) -> dict[str, int]:
+    sizes = {"T": min(t, queries), "S": s, "K": width}
+    return {name: max(MIN_TILE, next_power_of_two(size)) for name, size in sizes.items()}
