@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,9 +28,9 @@ from anyformer import presets
 from anyformer.config import ModelConfig
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
-from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
+from anyformer.tasks.base import TokenTask
 from anyformer.training.objective import Objective
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish
 
@@ -102,7 +101,7 @@ def make(sizes: Sizes) -> Work:
     assert model.decoder is not None
     for block in model.decoder.blocks if GPU else ():
         block.compile(dynamic=False)
-    objective, asked = Objective(model, SimpleNamespace(loss=token_loss), 0.0), LossTarget(labels)
+    objective, asked = Objective(model, TokenTask(), 0.0), LossTarget(labels)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=GPU)
 
     def loss() -> Tensor:

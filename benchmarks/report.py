@@ -23,7 +23,7 @@ PEERS = {
     "cpu": ("transformers", "ctranslate2"),
 }  # packages whose version is recorded
 ALT = {
-    "h200": "Our speed relative to the fastest peer on an H200: 1.08 in training GPT-2 to 16 in greedy decoding",
+    "h200": "Our speed relative to the fastest peer on an H200: 1.08 in training GPT-2 to 21 in beam search",
     "cpu": "Our speed relative to each peer on two CPU cores: 1.00 to 2.18, but below 1 beside CTranslate2 int8",
 }
 LABELS = {  # in the figure
@@ -79,12 +79,14 @@ other libraries and comparisons of ours with ours are in separate tables; a peer
   within 1e-4 (on a GPU in bf16, 1e-2), otherwise the row is marked. A row without it has no such check: BigBird's
   random links and weights differ, and rows of pairs compare ways to batch.
 - *Same ids*: the fraction of decoded tokens that agree. In fp32 on the CPU it is 100 %. In bf16 with random weights
-  near ties between logits may break differently, and the texts differ from there on: the Llama rows agree on 3 to 8 %
-  of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
+  near ties between logits may break differently, and the texts differ from there on: the Llama rows agree on 6 and 27
+  % of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
 - nanoGPT and gpt-fast are their public model files with our weights, compiled; versions are the beginning of the
-  SHA-256 of the file. On the H200 the rows of decoding, `train_wide_fp8`, `train_experts` and growth are of earlier
-  runs; all others are of one run. `start_shakespeare` finds the bytecode that Python stores at a first start. The CPU
-  is a Xeon with AVX-512 VNNI; [the log](log.md) has figures of an Arm CPU.
+  SHA-256 of the file. On the H200 `train_gpt2`, `train_gpt2_fp8`, `train_bert`, `window_64k`, the start times and the
+  speeds of a large matmul and copy are of an earlier run, since which nothing that they time has changed, and growth is
+  of one before that. All others are of one day, the two sides of each row of one run. `start_shakespeare` finds the
+  bytecode that Python stores at a first start. The CPU is a Xeon with AVX-512 VNNI; [the log](log.md) has figures of an
+  Arm CPU.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
   skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
   weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from anyformer.training.objective import Objective
 from benchmarks import growth, report
 
 BASE = growth.Sizes(length=32, batch=2, width=32, depth=2, vocab=128)
@@ -43,3 +44,11 @@ def test_the_figure_and_its_words(found: dict, tmp_path: Path, monkeypatch: pyte
 
 def test_a_power_is_found() -> None:
     assert report.power([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+
+
+def test_the_head_computes_the_loss(monkeypatch: pytest.MonkeyPatch):
+    """As in training, where logits are never kept whole."""
+    made = []
+    monkeypatch.setattr(growth, "Objective", lambda *args: made.append(Objective(*args)) or made[0])
+    growth.make(BASE)
+    assert [objective.fused for objective in made] == [True]
