@@ -18,7 +18,7 @@ from anyformer.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import Runtime
 
-MAX_ROW = 128  # tokens: the scores of some queries with so many keys fit in the registers of a program
+MAX_ROW = 128  # tokens: the scores of some queries with this many keys fit in the registers of a program
 MAX_HEAD_WIDTH = 128
 MIN_TILE = 16  # of a matmul by tensor cores
 
