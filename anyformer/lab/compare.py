@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from anyformer.lab.cells import Result
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
-from anyformer.lab.stats import Summary, summary, tabled_test, welch, written_test
+from anyformer.lab.stats import Summary, is_constant, summary, tabled_test, welch, written_test
 from anyformer.recipe import LOWER_IS_BETTER, Metric
 
 
@@ -113,8 +113,10 @@ def verdict(lines: Sequence[Line], metric: str) -> str:
         return head
     if all(math.isnan(p) for _, p in tests):
         return f"{head}; with one seed each, a difference may be chance: use more seeds"
+    fixed = {line.name for line in others if is_constant(best.values) and is_constant(line.values)}  # nothing to test
     for words, found in (
-        ("significantly better than", [line for line, p in tests if p < SIGNIFICANT]),
+        ("better than", [line for line, p in tests if p < SIGNIFICANT and line.name in fixed]),
+        ("significantly better than", [line for line, p in tests if p < SIGNIFICANT and line.name not in fixed]),
         ("not significantly better than", [line for line, p in tests if p >= SIGNIFICANT]),
     ):
         if found:
