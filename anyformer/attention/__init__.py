@@ -11,6 +11,6 @@ lowered          The lowered mask: Dense, FewQueries, ShortRows, Blocks or Docum
 padding          Rows of ids of unequal length as one padded tensor
 position_module  Position schemes as modules with their learned tables
 scores           Attention scores, cap(q kᵀ · scale)
-short_rows       Attention within short rows of documents or padding, the kernel of compiled training on them
+short_rows       Attention within short rows, with a mask or without, the kernel of compiled training on them
 varlen           Attention over concatenated documents without a mask
 """

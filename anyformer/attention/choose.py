@@ -1,7 +1,7 @@
 """The choice of an attention kernel, from Python facts only: once per forward pass for all layers that share a mask.
 
 sdpa     torch's dense kernels; the fastest where no mask is needed
-short    rows of up to 128 tokens with documents or padding, or of up to 64: compiled training on CUDA, half precision
+short    rows of up to 128 tokens that need a mask, or of up to 64 that do not: compiled training on CUDA in bf16
 varlen   concatenated documents without a mask: CUDA, half precision, long rows whose layout knows its documents
 decode   few queries of a KV cache, which each group of heads reads once: CUDA, half precision, no gradients
 flex     skips blocks of keys that no query sees: CUDA, long sequences
@@ -22,7 +22,7 @@ from anyformer.kernels.private import functorch_is_active
 from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
 FLEX_MIN_PAIRS = 1024 * 1024  # queries × keys from which `flex` repays its start-up cost
-MAX_SHORT_ROW = 64  # tokens of a row up to which `short` beats `sdpa` also where no mask is needed
+SHORT_MAX_MASKLESS_ROW = 64  # tokens of a row up to which `short` beats `sdpa` also where no mask is needed
 VARLEN_MIN_ROW = 512  # tokens of a row from which `varlen` repays its cost per document: below, a dense mask is faster
 
 
@@ -94,7 +94,7 @@ def choose(
             longest = max(q.positions.shape[1], k.positions.shape[1])
             # outside of a compiled step the host needs longer to launch `short` than the GPU for most rows
             compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
-            if compiled and obstacles["short"] is None and (not maskless or longest <= MAX_SHORT_ROW):
+            if compiled and obstacles["short"] is None and (not maskless or longest <= SHORT_MAX_MASKLESS_ROW):
                 return Choice("short", "short rows in compiled training")
             if maskless and not obstacles["sdpa"]:
                 return Choice("sdpa", "no mask is needed")
@@ -164,16 +164,17 @@ def _no_short(
 ) -> str | None:
     if at.device != "cuda" or not HAS_TRITON:
         return "it needs CUDA and Triton"
-    if at.dtype not in HALF:
-        return f"it needs half precision, not {at.dtype}"
+    if at.dtype is not torch.bfloat16:  # GPUs with fp16 alone have too little shared memory
+        return f"it needs bf16, not {at.dtype}"
     if (obstacle := _no_sdpa(needs, "it")) is not None:
         return obstacle
     if role in ("cached", "part") or max(q.positions.shape[1], k.positions.shape[1]) > short_rows.MAX_ROW:
         return f"it takes rows of up to {short_rows.MAX_ROW} tokens, without a cache"
     if role == "cross" and not isinstance(pattern, Full):
         return "in cross-attention it takes the full pattern only"
-    if not (q.ordered and k.ordered) and not isinstance(pattern, Full):
-        return "positions may not grow with the index"
+    contiguous = all(side.is_arange or (side.ordered and side.documents is not None) for side in (q, k))
+    if not contiguous and not isinstance(pattern, Full):  # the kernel takes indices for positions
+        return "a document may not be contiguous"
     if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
         return "it takes full, causal and window patterns only, without marks or biases"
     if needs.key_width != needs.value_width or needs.key_width > short_rows.MAX_HEAD_WIDTH:

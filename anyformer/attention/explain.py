@@ -19,7 +19,9 @@ def explain(
     slots: int = 0,
     scheme: Scheme | None = None,
 ) -> Choice:
-    """Return the kernel of [batch, length] new tokens, and the reason; with `slots`, they read a KV cache of that size.
+    """Return the kernel of [batch, length] new tokens in eager execution, and the reason.
+
+    With `slots`, they read a KV cache of that size. Compiled training on short rows uses `short` instead of `sdpa`.
 
     Gradients are assumed if and only if the runtime is training.
     """

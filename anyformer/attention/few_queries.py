@@ -1,4 +1,6 @@
-"""Attention of few queries to a KV cache: each group of heads reads its keys and values once, and no empty slots."""
+"""Attention of few queries to a KV cache: each group of heads reads its keys and values once, and no empty slots.
+
+Where queries, groups and keys are few, each query has its own programs instead, since the cache is small then."""
 
 from typing import NamedTuple
 
@@ -16,11 +18,11 @@ MIN_KEYS_PER_PROGRAM = 64
 KEYS_PER_TILE = 128  # for heads of at most 64 elements; wider heads take MIN_KEYS_PER_PROGRAM
 ELEMENTS_PER_WARP = 2048  # of the keys that a warp loads at once for a single query
 FULL_GRID = 256  # programs of several warps that fill a GPU
-FEW_ROWS = 8  # queries of a group that programs of one warp read one by one, in a cache of at most FEW_SLOTS
-FEW_SLOTS = 1024
-FEW_KEYS = 16  # of such a program, at least
 PAGED_GRID = 1024  # the same for rows of pages, whose lengths differ
 MIN_PAGED_KEYS = 256  # of a row, read by one program
+ONE_BY_ONE_QUERIES = 8  # at most, of a group: each has its own programs of one warp
+ONE_BY_ONE_SLOTS = 1024  # at most, of the cache
+ONE_BY_ONE_KEYS = 16  # of such a program, at least
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: float) -> Tensor:
@@ -97,13 +99,13 @@ def tile_of(q: Tensor, v: Tensor, slots: int, parts: int) -> Tile:
 def count_parts(grid: int, rows: int, slots: int) -> int:
     """Return how many programs share the keys of a group: several if the groups of all texts do not fill a GPU."""
     if reads_one_by_one(grid, rows, slots):
-        return max(1, min(2 * FULL_GRID // (grid * rows), slots // FEW_KEYS))
+        return max(1, min(2 * FULL_GRID // (grid * rows), slots // ONE_BY_ONE_KEYS))
     return max(1, min(FULL_GRID // grid, slots // MIN_KEYS_PER_PROGRAM))
 
 
 def reads_one_by_one(grid: int, rows: int, slots: int) -> bool:
     """Return whether each query of a group has a program of one warp: they are few, and so are the groups and keys."""
-    return 1 < rows <= FEW_ROWS and grid * rows <= 2 * FULL_GRID and slots <= FEW_SLOTS
+    return 1 < rows <= ONE_BY_ONE_QUERIES and grid * rows <= 2 * FULL_GRID and slots <= ONE_BY_ONE_SLOTS
 
 
 def _like(

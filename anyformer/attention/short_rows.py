@@ -1,4 +1,4 @@
-"""Attention within short rows of documents or padding: a program reads all keys of a row and head at once.
+"""Attention within short rows, with a mask or without: a program reads all keys of a row and head at once.
 
 Scores stay in registers, and the backward pass computes them again: nothing is stored but queries, keys and values.
 Long rows need several tiles; for those there are `varlen` and `flex`.
@@ -19,7 +19,7 @@ from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import Runtime
 
 MAX_ROW = 128  # tokens: the scores of some queries with this many keys fit in the registers of a program
-MAX_HEAD_WIDTH = 128
+MAX_HEAD_WIDTH = 64  # wider heads need more shared memory than GPUs before Hopper have, and gain little
 MIN_TILE = 16  # of a matmul by tensor cores
 
 
@@ -32,11 +32,11 @@ class Launch(NamedTuple):
 
 
 FORWARD = Launch(64, 4, 1)  # the fastest of 8 on an H200 in most of 7 shapes
-BACKWARD, WIDE_BACKWARD = Launch(32, 4, 1), Launch(64, 8, 2)  # of 16; the second for heads of more than 64
+BACKWARD = Launch(32, 4, 1)  # of 16
 
 
 def lower_short_rows(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[], Dense]) -> ShortRows:
-    """Return the segments of both sides, or None if no row has several segments or padding."""
+    """Return the segments of both sides; None if neither layout has any."""
     window = window_of(pattern)
     assert window is not None
     if q.segments is None and k.segments is None:
@@ -62,8 +62,8 @@ class _ShortRows(torch.autograd.Function):
         return attend_rows(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
-        found = attend_rows_backward(slopes, *ctx.saved_tensors, *ctx.options)
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        found = attend_rows_backward(d_out, *ctx.saved_tensors, *ctx.options)
         return (*(x.transpose(1, 2) for x in found), *(None,) * 7)
 
 
@@ -87,26 +87,26 @@ def attend_rows(
     """Return attention [b, t, h, k]."""
     from anyformer.kernels import triton_short_rows
 
-    q, k, v = (_with_even_vectors(x) for x in (q, k, v))
+    q, k, v = (_with_unit_stride(x) for x in (q, k, v))
     (b, h, t, width), (_, g, s, _), out = q.shape, k.shape, _like(q)
     tile = _tile(t, s, width, FORWARD.queries)
     triton_short_rows.attend_rows[(b, h, -(-t // tile["T"]))](
-        q, k, v, *_or_else(q, q_segments, k_segments, seed), out, scale, *_thresholds(dropout),
+        q, k, v, *_or_placeholder(q, q_segments, k_segments, seed), out, scale, *_thresholds(dropout),
         t, s, h, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        _distance(q_segments), _distance(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
+        _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
         DROPOUT=seed is not None, **tile, num_warps=FORWARD.warps, num_stages=FORWARD.stages,
     )  # fmt: skip
     return out
 
 
-def _like_inputs(slopes: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _like_inputs(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (_like(x) for x in inputs[:3])
     return dq, dk, dv
 
 
 @opaque("short_rows_backward", _like_inputs)
 def attend_rows_backward(
-    slopes: Tensor,
+    d_out: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -121,24 +121,24 @@ def attend_rows_backward(
     """Return the gradients of queries [b, t, h, k], keys and values [b, s, g, k] from that of the output."""
     from anyformer.kernels import triton_short_rows
 
-    q, k, v, slopes = (_with_even_vectors(x) for x in (q, k, v, slopes.transpose(1, 2)))
-    (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_inputs(slopes, q, k, v)
-    queries, warps, stages = BACKWARD if width <= 64 else WIDE_BACKWARD
+    q, k, v, d_out = (_with_unit_stride(x) for x in (q, k, v, d_out.transpose(1, 2)))
+    (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_inputs(d_out, q, k, v)
     triton_short_rows.attend_rows_backward[(b, g)](
-        q, k, v, slopes, *_or_else(q, q_segments, k_segments, seed), *found, scale, *_thresholds(dropout),
-        t, s, g, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *slopes.stride()[:3],
-        _distance(q_segments), _distance(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
-        DROPOUT=seed is not None, **_tile(t, s, width, queries), num_warps=warps, num_stages=stages,
+        q, k, v, d_out, *_or_placeholder(q, q_segments, k_segments, seed), *found, scale, *_thresholds(dropout),
+        t, s, g, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3],
+        _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
+        DROPOUT=seed is not None, **_tile(t, s, width, BACKWARD.queries), num_warps=BACKWARD.warps,
+        num_stages=BACKWARD.stages,
     )  # fmt: skip
     return found
 
 
-def _with_even_vectors(x: Tensor) -> Tensor:
-    """Return x with the elements of each vector next to each other."""
+def _with_unit_stride(x: Tensor) -> Tensor:
+    """Return x with the elements of each vector next to each other in memory."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _or_else(q: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+def _or_placeholder(q: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
     """Return the inputs, q in place of those that the kernel does not read."""
     return tuple(q if x is None else x for x in inputs)
 
@@ -148,7 +148,7 @@ def _thresholds(dropout: float) -> tuple[int, float]:
     return int(dropout * 2**31), 1 / (1 - dropout)
 
 
-def _distance(segments: Tensor | None) -> int:
+def _row_stride(segments: Tensor | None) -> int:
     """Return the distance between rows, 0 if all have the same segments."""
     return 0 if segments is None or len(segments) == 1 else segments.stride(0)
 

@@ -50,7 +50,7 @@ def compiled(function: Callable[..., Any], *key: Hashable) -> Callable[..., Any]
     options: dict[str, Any] = {
         "triton.enable_pdl": True,
         "triton.descriptive_names": "inductor_node",
-        "combo_kernels": True,
-        "combo_kernels_autotune": 0,
+        "combo_kernels": True,  # small kernels of a layer by one launch
+        "combo_kernels_autotune": 0,  # tuning runs kernels several times, also those that write the cache
     }
     return torch.compile(named, options=options if early else None)

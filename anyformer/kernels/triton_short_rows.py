@@ -7,8 +7,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def attend_rows(q, k, v, q_segments, k_segments, seed, out, scale, dropped, stay, t, s, heads, repeat, width,
-                q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, q_text, k_text,
+def attend_rows(q, k, v, q_segments, k_segments, seed, out, scale, dropped, keep_factor, t, s, heads, repeat, width,
+                q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, q_segment_row, k_segment_row,
                 BEFORE: tl.constexpr, AFTER: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
                 T: tl.constexpr, S: tl.constexpr, K: tl.constexpr):  # fmt: skip
     """Write the attention of T queries of one row and head to `out` [b, t, h, k]."""
@@ -18,23 +18,23 @@ def attend_rows(q, k, v, q_segments, k_segments, seed, out, scale, dropped, stay
     x = load_tokens(q + row * q_row + head * q_head, first, q_token, t, width, T, K)
     y = load_tokens(k + row * k_row + head // repeat * k_head, 0, k_token, s, width, S, K)
     z = load_tokens(v + row * v_row + head // repeat * v_head, 0, v_token, s, width, S, K)
-    seen = sees(q_segments + row * q_text, k_segments + row * k_text, i, j, t, s, BEFORE, AFTER, SEGMENTS)
+    seen = sees(q_segments + row * q_segment_row, k_segments + row * k_segment_row, i, j, t, s, BEFORE, AFTER, SEGMENTS)
     scores = tl.where(seen, tl.dot(x, tl.trans(y)) * (scale * LOG2_E), -float("inf"))
     most = tl.max(scores, 1)
     weights = tl.exp2(scores - tl.where(most == -float("inf"), 0.0, most)[:, None])
     total = tl.sum(weights, 1)
     if DROPOUT:
         kept = keeps(tl.load(seed), (row.to(tl.int32) * heads + head) * t * s + i * s + j, dropped)
-        weights = tl.where(kept, weights * stay, 0.0)
+        weights = tl.where(kept, weights * keep_factor, 0.0)
     means = tl.dot(weights.to(z.dtype), z) / tl.where(total == 0.0, 1.0, total)[:, None]
     at = out + ((row * t + i) * heads + head) * width + c
     tl.store(at, means.to(out.dtype.element_ty), mask=(i < t) & (c < width))
 
 
 @triton.jit
-def attend_rows_backward(q, k, v, slopes, q_segments, k_segments, seed, dq, dk, dv, scale, dropped, stay,
+def attend_rows_backward(q, k, v, d_out, q_segments, k_segments, seed, dq, dk, dv, scale, dropped, keep_factor,
                          t, s, groups, repeat, width, q_row, q_head, q_token, k_row, k_head, k_token,
-                         v_row, v_head, v_token, slope_row, slope_head, slope_token, q_text, k_text,
+                         v_row, v_head, v_token, d_out_row, d_out_head, d_out_token, q_segment_row, k_segment_row,
                          BEFORE: tl.constexpr, AFTER: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
                          T: tl.constexpr, S: tl.constexpr, K: tl.constexpr):  # fmt: skip
     """Write the gradients of one row and group of heads: dq [b, t, h, k], dk and dv [b, s, g, k].
@@ -46,36 +46,38 @@ def attend_rows_backward(q, k, v, slopes, q_segments, k_segments, seed, dq, dk, 
     j, c = tl.arange(0, S)[:, None], tl.arange(0, K)[None]
     y = load_tokens(k + row * k_row + group * k_head, 0, k_token, s, width, S, K)
     z = load_tokens(v + row * v_row + group * v_head, 0, v_token, s, width, S, K)
-    key_slopes = tl.zeros([S, K], tl.float32)
-    value_slopes = tl.zeros([S, K], tl.float32)
+    d_k = tl.zeros([S, K], tl.float32)
+    d_v = tl.zeros([S, K], tl.float32)
     for n in range(repeat * blocks):
         head, first = group * repeat + n // blocks, n % blocks * T
         i = first + tl.arange(0, T)[None]
-        seen = sees(q_segments + row * q_text, k_segments + row * k_text, i, j, t, s, BEFORE, AFTER, SEGMENTS)
+        seen = sees(
+            q_segments + row * q_segment_row, k_segments + row * k_segment_row, i, j, t, s, BEFORE, AFTER, SEGMENTS
+        )
         x = load_tokens(q + row * q_row + head * q_head, first, q_token, t, width, T, K)
-        slope = load_tokens(slopes + row * slope_row + head * slope_head, first, slope_token, t, width, T, K)
+        d_mean = load_tokens(d_out + row * d_out_row + head * d_out_head, first, d_out_token, t, width, T, K)
         scores = tl.where(seen, tl.dot(y, tl.trans(x)) * (scale * LOG2_E), -float("inf"))  # [s, t]
         most = tl.max(scores, 0)
         weights = tl.exp2(scores - tl.where(most == -float("inf"), 0.0, most)[None])
         total = tl.sum(weights, 0)
         weights = weights * (1 / tl.where(total == 0.0, 1.0, total))[None]
-        weight_slopes = tl.dot(z, tl.trans(slope))
+        d_weights = tl.dot(z, tl.trans(d_mean))
         if DROPOUT:
             kept = keeps(tl.load(seed), (row.to(tl.int32) * heads + head) * t * s + i * s + j, dropped)
-            value_slopes += tl.dot(tl.where(kept, weights * stay, 0.0).to(z.dtype), slope)
-            weight_slopes = tl.where(kept, weight_slopes * stay, 0.0)
+            d_v += tl.dot(tl.where(kept, weights * keep_factor, 0.0).to(z.dtype), d_mean)
+            d_weights = tl.where(kept, d_weights * keep_factor, 0.0)
         else:
-            value_slopes += tl.dot(weights.to(z.dtype), slope)
-        score_slopes = weights * (weight_slopes - tl.sum(weights * weight_slopes, 0)[None])
-        score_slopes = (score_slopes * scale).to(x.dtype)
-        key_slopes += tl.dot(score_slopes, x)
-        found = tl.dot(tl.trans(score_slopes), y)
+            d_v += tl.dot(weights.to(z.dtype), d_mean)
+        d_scores = weights * (d_weights - tl.sum(weights * d_weights, 0)[None])
+        d_scores = (d_scores * scale).to(x.dtype)
+        d_k += tl.dot(d_scores, x)
+        found = tl.dot(tl.trans(d_scores), y)
         token = first + tl.arange(0, T)[:, None]
         at = dq + ((row * t + token) * heads + head) * width + c
         tl.store(at, found.to(dq.dtype.element_ty), mask=(token < t) & (c < width))
     at, there = ((row * s + j) * groups + group) * width + c, (j < s) & (c < width)
-    tl.store(dk + at, key_slopes.to(dk.dtype.element_ty), mask=there)
-    tl.store(dv + at, value_slopes.to(dv.dtype.element_ty), mask=there)
+    tl.store(dk + at, d_k.to(dk.dtype.element_ty), mask=there)
+    tl.store(dv + at, d_v.to(dv.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -5,15 +5,16 @@ The kernels run in Triton's interpreter (TRITON_INTERPRET=1); `tests/gpu/test_sh
 
 import os
 from importlib.util import find_spec
+from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
 from anyformer.attention import choose as choice_file
 from anyformer.attention.attend import attend, mix, weigh
-from anyformer.attention.choose import MAX_SHORT_ROW, Requirements, choose
+from anyformer.attention.choose import SHORT_MAX_MASKLESS_ROW, Requirements, choose
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lower import lower_dense
 from anyformer.attention.scores import Scoring
@@ -27,8 +28,9 @@ from anyformer.nn.dropout import keep_mask
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 HERE, CPU = Runtime("cuda", torch.bfloat16, training=True), torch.device("cpu")
 PLAIN = Requirements(64, 64)
-PACKED = make_layout(2, MAX_ROW, CPU, segments=(torch.arange(MAX_ROW) // 50).expand(2, -1))
-LONG = make_layout(2, MAX_ROW + 1, CPU, segments=(torch.arange(MAX_ROW + 1) // 50).expand(2, -1))
+PACKED, LONG = (
+    Layout.packed_rows((torch.arange(length) // 50).expand(2, -1), documents=6) for length in (MAX_ROW, MAX_ROW + 1)
+)
 MARKED = PACKED._replace(marks=torch.zeros(2, MAX_ROW, dtype=torch.long))
 NONE = NoPosition()
 
@@ -40,19 +42,28 @@ NONE = NoPosition()
         ("short", Full(), PACKED, "cross", NONE, PLAIN._replace(dropout=True), HERE),
         ("short", Window(before=9, after=0), make_layout(1, 64, CPU), "self", NONE, PLAIN, HERE),
         ("short", Full(), PACKED._replace(ordered=False), "self", NONE, PLAIN, HERE._replace(training=False)),
-        ("short", Causal(), make_layout(2, MAX_SHORT_ROW, CPU), "self", NONE, PLAIN, HERE),
-        ("sdpa", Causal(), make_layout(2, MAX_SHORT_ROW + 1, CPU), "self", NONE, PLAIN, HERE),  # no mask is needed
+        ("short", Causal(), make_layout(2, SHORT_MAX_MASKLESS_ROW, CPU), "self", NONE, PLAIN, HERE),
+        (
+            "sdpa",
+            Causal(),
+            make_layout(2, SHORT_MAX_MASKLESS_ROW + 1, CPU),
+            "self",
+            NONE,
+            PLAIN,
+            HERE,
+        ),  # no mask is needed
         ("sdpa", Causal(), LONG, "self", NONE, PLAIN, HERE),
         ("sdpa", Causal(), PACKED, "cached", NONE, PLAIN, HERE),
         ("sdpa", Causal(), PACKED, "cross", NONE, PLAIN, HERE),
         ("sdpa", Causal(), PACKED._replace(ordered=False), "self", NONE, PLAIN, HERE),
+        ("sdpa", Causal(), PACKED._replace(documents=None), "self", NONE, PLAIN, HERE),
         ("sdpa", Causal(), MARKED, "self", NONE, PLAIN, HERE),
         ("sdpa", Window(before=9, after=0, globals=1), PACKED, "self", NONE, PLAIN, HERE),
         ("sdpa", Causal(), PACKED, "self", T5Bias(), PLAIN, HERE),
         ("sdpa", Causal(), PACKED, "self", NONE, PLAIN._replace(value_width=32), HERE),
-        ("sdpa", Causal(), PACKED, "self", NONE, Requirements(256, 256), HERE),
+        ("sdpa", Causal(), PACKED, "self", NONE, Requirements(128, 128), HERE),
         ("sdpa", Causal(), PACKED, "self", NONE, PLAIN, HERE._replace(device="cpu")),
-        ("sdpa", Causal(), PACKED, "self", NONE, PLAIN, HERE._replace(dtype=torch.float32)),
+        ("sdpa", Causal(), PACKED, "self", NONE, PLAIN, HERE._replace(dtype=torch.float16)),
         ("eager", Causal(), PACKED, "self", NONE, PLAIN._replace(cap=1.0), HERE),
     ],
 )
@@ -98,6 +109,19 @@ def segmented(draw: st.DrawFn, rows: int, length: int) -> Tensor:
     return found.where(found < 3, PADDING)
 
 
+@st.composite
+def layouts(draw: st.DrawFn, rows: int, length: int) -> Layout:
+    """Documents that the layout knows, or any segments: padding between tokens, several runs of one segment."""
+    if draw(st.booleans()):
+        return Layout.packed_rows(draw(segmented(rows, length)), documents=3 * rows)
+    return make_layout(rows, length, CPU, segments=draw(tensors(rows, length)))
+
+
+def tensors(rows: int, length: int) -> st.SearchStrategy[Tensor]:
+    numbers = st.lists(st.integers(-1, 1), min_size=length, max_size=length)
+    return st.lists(numbers, min_size=rows, max_size=rows).map(torch.tensor)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
@@ -109,7 +133,7 @@ def test_as_eager(data: st.DataObject):
     draw = data.draw
     b, g, repeat = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     t, width, dropout = (
-        draw(st.integers(1, 40)),
+        draw(st.integers(1, 100)),
         draw(st.sampled_from([8, 16, 24, 32])),
         draw(st.sampled_from([0.0, 0.3])),
     )
@@ -117,16 +141,18 @@ def test_as_eager(data: st.DataObject):
     pattern: Pattern = Full()
     if crosses:
         s = draw(st.integers(1, 40))
-        q, k = (make_layout(b, n, CPU, segments=draw(segmented(b, n))) for n in (t, s))
+        q, k = (draw(layouts(b, n)) for n in (t, s))
     else:
         s, pattern = t, draw(st.sampled_from([Full(), Causal(), Window(before=3, after=0), Window(before=2, after=1)]))
-        segments = None if draw(st.booleans()) else draw(segmented(b, t))
-        q = k = make_layout(b, t, CPU, segments=segments)
+        q = k = make_layout(b, t, CPU) if draw(st.booleans()) else draw(layouts(b, t))
+    role: Role = "cross" if crosses else "self"
+    with patch.object(choice_file, "HAS_TRITON", True):
+        assume(choose("short", pattern, q, k, role, NONE, Requirements(width, width), HERE).kernel == "short")
     h = g * repeat
     leaves = [random(0, b, t, h, width), random(1, b, s, g, width), random(2, b, s, g, width)]
     for leaf in leaves:
         leaf.requires_grad_()
-    lowered = lower_short_rows(pattern, q, k, lambda: lower_dense(pattern, q, k, "cross" if crosses else "self"))
+    lowered = lower_short_rows(pattern, q, k, lambda: lower_dense(pattern, q, k, role))
     scoring, is_real = Scoring(width**-0.5), (q.segment_ids >= 0).expand(b, t)[:, None, :, None]
     slopes = random(3, b, t, h, width) * is_real
     torch.manual_seed(5)

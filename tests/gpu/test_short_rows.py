@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyformer.attention.attend import attend, mix, weigh
 from anyformer.attention.choose import Requirements
-from anyformer.attention.layout import Layout, Role, make_layout
+from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lower import lower
 from anyformer.attention.lowered import Dense, ShortRows
 from anyformer.attention.position_module import Positions
@@ -18,20 +18,20 @@ from anyformer.kernels.runtime import Runtime
 from anyformer.nn.dropout import keep_mask
 
 CUDA = torch.device("cuda")
-TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 4e-3}  # beside the largest value: a few of its roundings
+TOLERANCE = 3e-2  # beside the largest value: a few roundings of bf16
 PATTERNS: dict[str, Pattern] = {
     "full": Full(),
     "causal": Causal(),
     "window": Window(before=9, after=0),
     "both ways": Window(before=5, after=3),
 }
-SHAPES = [(3, 8, 8, 128, 64), (2, 8, 2, 100, 32), (5, 3, 3, 17, 128), (2, 4, 1, 65, 24), (300, 8, 8, 40, 64)]
+SHAPES = [(3, 8, 8, 128, 64), (2, 8, 2, 100, 32), (5, 3, 3, 17, 64), (2, 4, 1, 65, 24), (300, 8, 8, 40, 64)]
 
 
 def random(seed: int, *shape: int) -> Tensor:
-    """Numbers that half precision holds exactly, [b, heads, t, k] of memory [b, t, heads, k]."""
+    """Numbers that bf16 holds exactly, [b, heads, t, k] of memory [b, t, heads, k]."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return numbers.bfloat16().half().double().transpose(1, 2).to(CUDA)
+    return numbers.bfloat16().double().transpose(1, 2).to(CUDA)
 
 
 def packed(seed: int, rows: int, length: int) -> Layout:
@@ -40,7 +40,8 @@ def packed(seed: int, rows: int, length: int) -> Layout:
     new = torch.rand(rows, length, generator=generator) < 1 / 9
     segments = new.long().cumsum(1) - new[:, :1].long()
     ends = torch.randint(length // 2, 2 * length, (rows, 1), generator=generator)
-    return make_layout(rows, length, CUDA, segments=segments.where(torch.arange(length) < ends, -1).to(CUDA))
+    segments = segments.where(torch.arange(length) < ends, -1).to(CUDA)
+    return Layout.packed_rows(segments, documents=rows * length)
 
 
 def lowered_by(backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, width: int) -> ShortRows | Dense:
@@ -63,28 +64,26 @@ def differentiate(
     return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
-def compare(
-    ours: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype, measured: Callable[..., None]
-) -> None:
+def compare(ours: dict[str, Tensor], exact: dict[str, Tensor], measured: Callable[..., None]) -> None:
     errors = {}
     for name, x in ours.items():
         assert x.isfinite().all(), name
         errors[name] = float((x.double() - exact[name]).abs().max() / exact[name].abs().max().clamp(min=1e-6))
     measured(**errors)
-    assert max(errors.values()) < TOLERANCE[dtype], errors
+    assert max(errors.values()) < TOLERANCE, errors
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_as_eager(name: str, compiled: bool, measured: Callable[..., None]):
     for i, shape in enumerate(SHAPES if not compiled else SHAPES[:2]):
-        (b, _, _, t, width), dtype = shape, torch.float16 if i == 1 else torch.bfloat16
+        b, _, _, t, width = shape
         layout, scoring = packed(i, b, t), Scoring(width**-0.5)
         short, dense = (lowered_by(x, PATTERNS[name], layout, layout, "self", width) for x in ("short", "eager"))
         run = torch.compile(lambda q, k, v: attend(q, k, v, short, scoring)) if compiled else None  # noqa: B023
-        ours = differentiate(run or (lambda *x: attend(*x, short, scoring)), layout, shape, t, dtype)  # noqa: B023
+        ours = differentiate(run or (lambda *x: attend(*x, short, scoring)), layout, shape, t, torch.bfloat16)  # noqa: B023
         exact = differentiate(lambda *x: attend(*x, dense, scoring), layout, shape, t, torch.float64)  # noqa: B023
-        compare(ours, exact, dtype, measured)
+        compare(ours, exact, measured)
 
 
 def test_across(measured: Callable[..., None]):
@@ -95,7 +94,7 @@ def test_across(measured: Callable[..., None]):
     scoring = Scoring(0.125)
     ours = differentiate(lambda *x: attend(*x, short, scoring), q, shape, s, torch.bfloat16)
     exact = differentiate(lambda *x: attend(*x, dense, scoring), q, shape, s, torch.float64)
-    compare(ours, exact, torch.bfloat16, measured)
+    compare(ours, exact, measured)
     alone = ~(q.segment_ids[:, :, None] == k.segment_ids[:, None]).any(2)
     assert alone.any()
     assert not ours["out"].transpose(1, 2)[alone].any()
@@ -114,7 +113,7 @@ def test_dropout(measured: Callable[..., None]):
     torch.manual_seed(1)
     ours = differentiate(lambda *x: attend(*x, short, scoring, p), layout, shape, 100, torch.bfloat16)
     torch.manual_seed(1)
-    compare(ours, differentiate(eager, layout, shape, 100, torch.float64), torch.bfloat16, measured)
+    compare(ours, differentiate(eager, layout, shape, 100, torch.float64), measured)
 
 
 def timed(graph: torch.cuda.CUDAGraph) -> float:
