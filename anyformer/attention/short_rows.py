@@ -1,11 +1,9 @@
-"""Attention within short rows, with a mask or without: a program reads all keys of a row and head at once.
+"""Attention within short rows, with a mask or without, by the kernels of `kernels/short_rows.py`.
 
-Scores stay in registers, and the backward pass computes them again: nothing is stored but queries, keys and values.
 Long rows need several tiles; for those there are `varlen` and `flex`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,25 +12,11 @@ from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, ShortRows
 from anyformer.attention.varlen import window_of
 from anyformer.config import Pattern
-from anyformer.conventions import next_power_of_two
-from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import Runtime
+from anyformer.kernels.short_rows import ShortRowsFunction
 
 MAX_ROW = 128  # tokens: the scores of some queries with this many keys fit in the registers of a program
 MAX_HEAD_WIDTH = 64  # wider heads need more shared memory than GPUs before Hopper have, and gain little
-MIN_TILE = 16  # of a matmul by tensor cores
-
-
-class Launch(NamedTuple):
-    """Options of a kernel."""
-
-    queries: int  # at once
-    warps: int
-    stages: int
-
-
-FORWARD = Launch(64, 4, 1)  # the fastest of 8 on an H200 in most of 7 shapes
-BACKWARD = Launch(32, 4, 1)  # of 16
 
 
 def lower_short_rows(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[], Dense]) -> ShortRows:
@@ -50,109 +34,5 @@ def short_rows(q: Tensor, k: Tensor, v: Tensor, rows: ShortRows, scale: float, d
     dtype = Runtime.of(v, training=True).dtype
     seed = torch.randint(2**31 - 1, (), device=q.device, dtype=torch.int32) if dropout else None
     tensors = (q.to(dtype), k.to(dtype), v.to(dtype), rows.q_segments, rows.k_segments, seed)
-    out: Tensor = _ShortRows.apply(*tensors, *rows.window, scale, dropout)
+    out: Tensor = ShortRowsFunction.apply(*tensors, *rows.window, scale, dropout)
     return out.transpose(1, 2)
-
-
-class _ShortRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        ctx.save_for_backward(*inputs[:6])
-        ctx.options = inputs[6:]
-        return attend_rows(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        found = attend_rows_backward(d_out, *ctx.saved_tensors, *ctx.options)
-        return (*(x.transpose(1, 2) for x in found), *(None,) * 7)
-
-
-def _like(q: Tensor, *_: Any) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
-
-
-@opaque("short_rows", _like)
-def attend_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_segments: Tensor | None,
-    k_segments: Tensor | None,
-    seed: Tensor | None,
-    before: int,
-    after: int,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    """Return attention [b, t, h, k]."""
-    from anyformer.kernels import triton_short_rows
-
-    q, k, v = (_with_unit_stride(x) for x in (q, k, v))
-    (b, h, t, width), (_, g, s, _), out = q.shape, k.shape, _like(q)
-    tile = _tile(t, s, width, FORWARD.queries)
-    triton_short_rows.attend_rows[(b, h, -(-t // tile["T"]))](
-        q, k, v, *_or_placeholder(q, q_segments, k_segments, seed), out, scale, *_thresholds(dropout),
-        t, s, h, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
-        DROPOUT=seed is not None, **tile, num_warps=FORWARD.warps, num_stages=FORWARD.stages,
-    )  # fmt: skip
-    return out
-
-
-def _like_inputs(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_like(x) for x in inputs[:3])
-    return dq, dk, dv
-
-
-@opaque("short_rows_backward", _like_inputs)
-def attend_rows_backward(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_segments: Tensor | None,
-    k_segments: Tensor | None,
-    seed: Tensor | None,
-    before: int,
-    after: int,
-    scale: float,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries [b, t, h, k], keys and values [b, s, g, k] from that of the output."""
-    from anyformer.kernels import triton_short_rows
-
-    q, k, v, d_out = (_with_unit_stride(x) for x in (q, k, v, d_out.transpose(1, 2)))
-    (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_inputs(d_out, q, k, v)
-    triton_short_rows.attend_rows_backward[(b, g)](
-        q, k, v, d_out, *_or_placeholder(q, q_segments, k_segments, seed), *found, scale, *_thresholds(dropout),
-        t, s, g, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3],
-        _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
-        DROPOUT=seed is not None, **_tile(t, s, width, BACKWARD.queries), num_warps=BACKWARD.warps,
-        num_stages=BACKWARD.stages,
-    )  # fmt: skip
-    return found
-
-
-def _with_unit_stride(x: Tensor) -> Tensor:
-    """Return x with the elements of each vector next to each other in memory."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _or_placeholder(q: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the inputs, q in place of those that the kernel does not read."""
-    return tuple(q if x is None else x for x in inputs)
-
-
-def _thresholds(dropout: float) -> tuple[int, float]:
-    """Return the hash below which a weight is dropped, and the factor of others."""
-    return int(dropout * 2**31), 1 / (1 - dropout)
-
-
-def _row_stride(segments: Tensor | None) -> int:
-    """Return the distance between rows, 0 if all have the same segments."""
-    return 0 if segments is None or len(segments) == 1 else segments.stride(0)
-
-
-def _tile(t: int, s: int, width: int, queries: int) -> dict[str, int]:
-    sizes = {"T": min(t, queries), "S": s, "K": width}
-    return {name: max(MIN_TILE, next_power_of_two(size)) for name, size in sizes.items()}
