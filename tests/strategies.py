@@ -18,6 +18,7 @@ from anyformer.config import (
     Convolution,
     Dilated,
     Disentangled,
+    DynamicTanh,
     FactorisedTable,
     Full,
     FullTable,
@@ -128,7 +129,15 @@ def speaks(config: ModelConfig) -> bool:
 TABLES = (FullTable(), FullTable(), FactorisedTable(width=4), FactorisedTable(width=4, project="before_position"))
 
 norms = st.sampled_from(
-    [NoNorm(), LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0, cast="after_scale"), BatchNorm()]
+    [
+        NoNorm(),
+        LayerNorm(),
+        LayerNorm(bias=False),
+        RMSNorm(),
+        RMSNorm(offset=1.0, cast="after_scale"),
+        BatchNorm(),
+        DynamicTanh(),
+    ]
 )
 
 

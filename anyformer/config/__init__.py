@@ -13,7 +13,7 @@ io            TOML and JSON, overrides, differences, the schema
 media         images, sounds and feature vectors between the tokens of a text
 mixer         attention, and alternatives to it: latent, recurrent, convolution and others
 model         ModelConfig and the rules between its parts
-norm          layer norm, RMS norm, batch norm
+norm          layer norm, RMS norm, batch norm, dynamic tanh
 overrides     change a spec by dotted paths, and list the differences of two specs
 parse         plain data to a spec and back, with all faults of the data at once
 pattern       which keys a query may see

@@ -44,5 +44,12 @@ class BatchNorm(Spec):
     momentum: Fraction = 0.1  # how far a step of training moves the running statistics towards its batch's
 
 
+class DynamicTanh(Spec):
+    """tanh(α x) · γ + β with one learned α: no statistics, each value is squashed alone (DyT, Zhu et al. 2025)."""
+
+    kind: Literal["tanh"] = "tanh"
+    alpha: Positive = 0.5  # initial α; larger values squash more
+
+
 TokenNorm = Annotated[NoNorm | LayerNorm | RMSNorm, *BY_KIND]  # statistics of one vector, independent of the batch
-Norm = Annotated[NoNorm | LayerNorm | RMSNorm | BatchNorm, *BY_KIND]
+Norm = Annotated[NoNorm | LayerNorm | RMSNorm | BatchNorm | DynamicTanh, *BY_KIND]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare
+from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare, ScaledTanh
 
 MAX_MASK_SIDE = 48
 
@@ -30,6 +30,8 @@ def kind_of(norm: nn.Module) -> str | None:
             return "rms"
         case OverBatch():
             return "batch"
+        case ScaledTanh():
+            return "tanh"
         case _:
             return None
 

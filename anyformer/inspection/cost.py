@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import assert_never
 
-from anyformer.config import BatchNorm, LayerNorm, NoNorm, Norm, RMSNorm
+from anyformer.config import BatchNorm, DynamicTanh, LayerNorm, NoNorm, Norm, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ def norm_cost(spec: Norm, width: int, rows: int) -> Cost:
             return Cost(width * (1 + bias), saved=rows * width)
         case BatchNorm():
             return Cost(2 * width, saved=rows * width)
+        case DynamicTanh():
+            return Cost(2 * width + 1, saved=rows * width)
         case RMSNorm():
             return Cost(width, saved=rows * width)
         case _:

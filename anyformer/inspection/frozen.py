@@ -1,8 +1,8 @@
 """Norms and output heads as linear maps: everything that is not linear is frozen at the values of one forward pass.
 
-A frozen norm divides by the actual deviation. A frozen activation f multiplies by the actual gain f(z) / z, and so
-does a soft cap. For that pass the map has the same output as the module, and its output is a sum over the terms of
-its input.
+A frozen norm divides by the actual deviation. A frozen activation f multiplies by the actual gain f(z) / z, and so do a
+soft cap and a tanh in place of a norm. For that pass the map has the same output as the module, and its output is a
+sum over the terms of its input.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from anyformer.nn.heads import (
     VocabularyHead,
 )
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare
+from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare, ScaledTanh
 
 
 class FrozenNorm(NamedTuple):
@@ -59,6 +59,10 @@ def freeze_norm(norm: nn.Module, z: Tensor) -> FrozenNorm | None:
         case OverBatch():
             gain = norm.weight.double() * torch.rsqrt(norm.variance.double() + norm.eps)
             return FrozenNorm(gain, norm.bias.double() - norm.mean.double() * gain, centred=False)
+        case ScaledTanh():
+            alpha = norm.alpha.double()
+            gain = norm.weight.double() * torch.where(z == 0, alpha, torch.tanh(alpha * z) / z)
+            return FrozenNorm(gain, norm.bias.double(), centred=False)
         case _:
             raise TypeError(f"no frozen form of {type(norm).__name__}")
 

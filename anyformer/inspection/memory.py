@@ -28,6 +28,7 @@ from anyformer.config import (
     LM,
     Attention,
     Block,
+    DynamicTanh,
     Experts,
     Full,
     Gated,
@@ -237,8 +238,8 @@ def _norm_input_bytes(norm: Norm, mode: _Mode) -> int:
 
 
 def _norm_saves(norm: Norm, mode: _Mode) -> int:
-    """Return how many tensors of its input's size a norm saves: an eager RMSNorm also saves its normalised input."""
-    return 2 if isinstance(norm, RMSNorm) and not mode.compiled else 1
+    """Return how many tensors of its input's size a norm saves: if eager, some also save the normalised input."""
+    return 2 if isinstance(norm, (RMSNorm, DynamicTanh)) and not mode.compiled else 1
 
 
 def _layer_gradients(block: Block, d: int, b: int, t: int, mode: _Mode) -> int:

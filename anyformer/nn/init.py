@@ -17,7 +17,7 @@ from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import LearnedLength, TokenHead, VocabularyHead
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
-from anyformer.nn.norm import HeadNorm, OverBatch, RootMeanSquare
+from anyformer.nn.norm import HeadNorm, OverBatch, RootMeanSquare, ScaledTanh
 from anyformer.nn.recurrent import RecurrentMixer
 from anyformer.nn.stack import BlockStack, SkipConnections
 from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
@@ -116,6 +116,10 @@ def _fill_constants(module: nn.Module) -> bool:
             _zero_biases(module)
             if isinstance(module, OverBatch):
                 module.reset()
+        case ScaledTanh():
+            module.alpha.fill_(module.start)
+            module.weight.fill_(1)
+            _zero_biases(module)
         case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer() | Mamba2Mixer():
             module.reset()
         case MultiHeadAttention():

@@ -1,4 +1,4 @@
-"""Norms: over the last axis, or each feature over a batch."""
+"""Norms: over the last axis, each feature over a batch, or a squashing function in their place."""
 
 from typing import Any, assert_never
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
-from anyformer.config import BatchNorm, HeadNormOver, LayerNorm, NoNorm, Norm, RMSNorm, TokenNorm
+from anyformer.config import BatchNorm, DynamicTanh, HeadNormOver, LayerNorm, NoNorm, Norm, RMSNorm, TokenNorm
 from anyformer.kernels.elementwise import can_norm, rms_norm
 from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step, runs_fused
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
@@ -53,6 +53,22 @@ class RootMeanSquare(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}, offset={self.offset}"
+
+
+class ScaledTanh(nn.Module):
+    """tanh(α x) · γ + β with one learned α (Zhu et al. 2025)."""
+
+    def __init__(self, width: int, start: float):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(1))  # not a scalar, which FSDP2 cannot shard
+        self.weight, self.bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.start = start
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, torch.tanh(self.alpha * x), self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, alpha={self.start}"
 
 
 class HeadNorm(nn.Module):
@@ -212,6 +228,8 @@ def build_norm(spec: Norm, width: int) -> nn.Module:
             return RootMeanSquare(width, eps, offset, cast == "before_scale")
         case BatchNorm(eps=eps, momentum=momentum):
             return OverBatch(width, eps, momentum)
+        case DynamicTanh(alpha=alpha):
+            return ScaledTanh(width, alpha)
         case _:
             assert_never(spec)
 

@@ -10,6 +10,7 @@ from anyformer.config import (
     Block,
     Classifier,
     ConfigError,
+    DynamicTanh,
     FactorisedTable,
     Gated,
     Gelu,
@@ -144,7 +145,7 @@ def test_gated_feed_forward_has_three_matrices() -> None:
     ],
 )
 def test_norms_by_placement(placement: str, order: object, norms: int) -> None:
-    kinds = {LayerNorm(): 2 * D, LayerNorm(bias=False): D, RMSNorm(): D, NoNorm(): 0}
+    kinds = {LayerNorm(): 2 * D, LayerNorm(bias=False): D, RMSNorm(): D, DynamicTanh(): 2 * D + 1, NoNorm(): 0}
     for norm, each in kinds.items():
         table = decoder(block(norm=norm, placement=placement, order=order), stack={"final_norm": norm})
         assert sum(r.parameters for r in table.rows if r.part == "decoder norms") == N * norms * each

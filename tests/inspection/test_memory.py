@@ -21,12 +21,14 @@ D, H, V, T, B = 64, 2, 128, 64, 4
 
 
 def small(name: str, dropped: float) -> ModelConfig:
-    make = getattr(presets, name)
+    make = getattr(presets, name.removesuffix("-tanh"))
     depth = 1 if name == "vaswani" else 2  # of each stack
     config = make(depth=depth, width=D, heads=H, vocab=V, **({} if name == "llama" else {"dropout": dropped}))
     at = "encoder" if name == "bert" else "decoder"
     tie = {"output": "none", "all": "inputs"}.get(config.tie, config.tie)
     config = io.override(config, [f"{at}.blocks.*.mixer.dropout=0"])
+    if name.endswith("-tanh"):
+        config = io.override(config, [f"{at}.blocks.*.norm=tanh", f"{at}.final_norm=tanh"])
     return config.model_copy(update={"head": NoHead(), "tie": tie})
 
 
@@ -57,7 +59,7 @@ def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: 
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
-@pytest.mark.parametrize("name", ["gpt2", "vaswani", "bert", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-tanh", "vaswani", "bert", "llama"])
 @pytest.mark.parametrize(
     ("precision", "compiled", "dropped"),
     [("fp32", False, 0.0), ("bf16", False, 0.0), ("fp32", True, 0.0), ("bf16", True, 0.1)],

@@ -14,6 +14,7 @@ from anyformer.config import (
     BatchNorm,
     Block,
     ConfigError,
+    DynamicTanh,
     LayerNorm,
     MaskedLM,
     ModelConfig,
@@ -69,6 +70,30 @@ def test_rms_norm(shape: tuple[int, ...], width: int, eps: float, offset: float,
     assert sum(p.numel() for p in norm.parameters()) == width
     torch.testing.assert_close(norm(x), formula, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(norm(x), F.rms_norm(x, (width,), offset + norm.weight, eps), rtol=1e-12, atol=1e-12)
+
+
+@given(shapes, widths, st.sampled_from([0.1, 0.5, 2.0]), seeds)
+def test_dynamic_tanh(shape: tuple[int, ...], width: int, alpha: float, seed: int):
+    """tanh(α x) · γ + β; each output depends on its own value alone, and large values reach γ + β or β - γ."""
+    norm, generator = filled(DynamicTanh(alpha=alpha), width, seed)
+    x = torch.randn(*shape, width, generator=generator, dtype=torch.float64, requires_grad=True)
+    formula = torch.tanh(norm.alpha * x) * norm.weight + norm.bias
+    assert sum(p.numel() for p in norm.parameters()) == 2 * width + 1
+    torch.testing.assert_close(norm(x), formula, rtol=1e-12, atol=1e-12)
+    (grad,) = torch.autograd.grad(norm(x).sum(), x)
+    own = norm.alpha * norm.weight * (1 - torch.tanh(norm.alpha * x).square())
+    torch.testing.assert_close(grad, own, rtol=1e-9, atol=1e-12)
+    limit = norm.bias + norm.weight * norm.alpha.sign()
+    torch.testing.assert_close(norm(torch.full_like(x, 1e9)), limit.expand_as(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5])
+def test_dynamic_tanh_starts_at_its_alpha(alpha: float):
+    spec = DynamicTanh(alpha=alpha)
+    stack = Stack(depth=1, blocks=(Block(mixer=Attention(heads=2)),), final_norm=spec)
+    model = Transformer(ModelConfig(width=8, target=Tokens(vocab=VOCAB), decoder=stack, head=LM()))
+    norm, x = model.decoder.final_norm, torch.randn(2, 8)
+    torch.testing.assert_close(norm(x), torch.tanh(alpha * x))
 
 
 @pytest.mark.parametrize("cast", ["before_scale", "after_scale"])

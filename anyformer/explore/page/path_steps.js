@@ -433,7 +433,12 @@ function normed(found, sentence) {
         : "";
   return {
     sentence,
-    formula: { layer: "N(x) = (x − mean) / deviation · γ + β", rms: "N(x) = x / rms · γ", batch: "N(x) = (x − μ) / σ · γ + β" }[found.norm],
+    formula: {
+      layer: "N(x) = (x − mean) / deviation · γ + β",
+      rms: "N(x) = x / rms · γ",
+      batch: "N(x) = (x − μ) / σ · γ + β",
+      tanh: "N(x) = tanh(α x) · γ + β",
+    }[found.norm],
     numbers: strips([
       ["", "x", found.before, facts],
       ["→", "N(x)", found.result],
