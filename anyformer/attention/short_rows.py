@@ -26,7 +26,8 @@ def lower_short_rows(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[
     if q.segments is None and k.segments is None:
         return ShortRows(None, None, window, densify)
     a, b = (side.segment_ids.to(torch.int32).contiguous() for side in (q, k))
-    return ShortRows(a, a if k is q else b, window, densify)
+    # a view: torch 2.13 breaks the graph at a custom function that is given the same tensor twice
+    return ShortRows(a, a.view_as(a) if k is q else b, window, densify)
 
 
 def short_rows(q: Tensor, k: Tensor, v: Tensor, rows: ShortRows, scale: float, dropout: float) -> Tensor:

@@ -27,7 +27,7 @@ BACKWARD = Launch(32, 4, 1)  # of 16
 
 
 class ShortRowsFunction(torch.autograd.Function):
-    """Attention [b, t, h, k] of queries [b, h, t, k]; the options are those of `attend_rows`."""
+    """Attention [b, t, h, k] of queries [b, h, t, k], without second derivatives; options as in `attend_rows`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anyformer.attention import choose as choice_file
 from anyformer.attention.attend import attend, mix, weigh
@@ -18,7 +19,7 @@ from anyformer.attention.choose import SHORT_MAX_MASKLESS_ROW, Requirements, cho
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lower import lower_dense
 from anyformer.attention.scores import Scoring
-from anyformer.attention.short_rows import MAX_ROW, lower_short_rows
+from anyformer.attention.short_rows import MAX_ROW, lower_short_rows, short_rows
 from anyformer.config import Causal, Full, NoPosition, Pattern, T5Bias, Window
 from anyformer.config.position import Scheme
 from anyformer.conventions import PADDING
@@ -95,6 +96,25 @@ def test_torch_func_cannot_transform_it(monkeypatch: pytest.MonkeyPatch):
         return x
 
     torch.func.vmap(request)(torch.zeros(2))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("crosses", [False, True])
+def test_one_graph(crosses: bool):
+    """Without a kernel: torch 2.13 cannot trace a custom function whose inputs are the same tensor."""
+    pattern = Full()
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
+        layout = Layout.packed_rows(segments, documents=2)
+        keys = Layout.packed_rows(segments, documents=2) if crosses else layout
+        rows = lower_short_rows(pattern, layout, keys, lambda: lower_dense(pattern, layout, keys, "self"))
+        return short_rows(q, k, v, rows, 0.25, 0.1).sum()
+
+    with FakeTensorMode():
+        leaves = [torch.zeros(2, 2, 64, 16, requires_grad=True) for _ in range(3)]
+        compiled = torch.compile(attended, backend="aot_eager", fullgraph=True)
+        compiled(*leaves, torch.zeros(2, 64, dtype=torch.long)).backward()
+    assert all(leaf.grad is not None and leaf.grad.shape == leaf.shape for leaf in leaves)
 
 
 def random(seed: int, *shape: int) -> Tensor:

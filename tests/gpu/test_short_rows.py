@@ -80,7 +80,7 @@ def test_as_eager(name: str, compiled: bool, measured: Callable[..., None]):
         b, _, _, t, width = shape
         layout, scoring = packed(i, b, t), Scoring(width**-0.5)
         short, dense = (lowered_by(x, PATTERNS[name], layout, layout, "self", width) for x in ("short", "eager"))
-        run = torch.compile(lambda q, k, v: attend(q, k, v, short, scoring)) if compiled else None  # noqa: B023
+        run = torch.compile(lambda q, k, v: attend(q, k, v, short, scoring), fullgraph=True) if compiled else None  # noqa: B023
         ours = differentiate(run or (lambda *x: attend(*x, short, scoring)), layout, shape, t, torch.bfloat16)  # noqa: B023
         exact = differentiate(lambda *x: attend(*x, dense, scoring), layout, shape, t, torch.float64)  # noqa: B023
         compare(ours, exact, measured)
