@@ -39,8 +39,8 @@ class Idle:
 
     @property
     def share(self) -> float:
-        """Without a kernel; 0 if the profiled steps, fewer than the timed ones, took longer than those."""
-        return max(0.0, 1 - self.busy / self.step)
+        """Without a kernel; at least the waits of the profiled steps, which may be slower than the timed ones."""
+        return max(self.waits, 1 - self.busy / self.step)
 
     def __str__(self) -> str:
         return (

@@ -21,7 +21,7 @@ def explain(
 ) -> Choice:
     """Return the kernel of [batch, length] new tokens in eager execution, and the reason.
 
-    With `slots`, they read a KV cache of that size. Compiled training on short rows uses `short` instead of `sdpa`.
+    With `slots`, they read a KV cache of that size. Training on short rows that is compiled whole uses `short`.
 
     Gradients are assumed if and only if the runtime is training.
     """
