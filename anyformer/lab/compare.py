@@ -113,10 +113,12 @@ def verdict(lines: Sequence[Line], metric: str) -> str:
         return head
     if all(math.isnan(p) for _, p in tests):
         return f"{head}; with one seed each, a difference may be chance: use more seeds"
-    fixed = {line.name for line in others if is_constant(best.values) and is_constant(line.values)}  # nothing to test
+    fixed = [line for line in others if is_constant(best.values) and is_constant(line.values)]  # nothing to test
+    tests = [(line, p) for line, p in tests if line not in fixed]
     for words, found in (
-        ("better than", [line for line, p in tests if p < SIGNIFICANT and line.name in fixed]),
-        ("significantly better than", [line for line, p in tests if p < SIGNIFICANT and line.name not in fixed]),
+        ("better than", [line for line in fixed if line.values[0] != best.values[0]]),
+        ("equal to", [line for line in fixed if line.values[0] == best.values[0]]),
+        ("significantly better than", [line for line, p in tests if p < SIGNIFICANT]),
         ("not significantly better than", [line for line, p in tests if p >= SIGNIFICANT]),
     ):
         if found:

@@ -169,6 +169,8 @@ def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
     assert verdict([none, rotary], "exact_match").startswith("best: position=none")
     fixed = verdict([line("a", 0.5, 0.5, 0.5), line("b", 0.75, 0.75)], "loss")
     assert fixed == "best: position=a (loss 0.5 ± 0); better than position=b (no variation)"
+    equal = verdict([line("a", 0.7, 0.7), line("b", *[0.7] * 7)], "loss")  # the test's p is a rounding error
+    assert equal == "best: position=a (loss 0.7 ± 0); equal to position=b (no variation)"
     assert "may be chance: use more seeds" in verdict([line("a", 0.1), line("b", 0.2)], "loss")
     assert verdict([line("a", 0.1)], "loss") == "best: position=a (loss 0.1)"
     assert verdict([line("a")], "loss") == "no verdict: every training diverged"
