@@ -78,7 +78,7 @@ class Experiment(ABC):
         return ""
 
     def result(self, results: Sequence[Result]) -> str:
-        """Return the result in one sentence: the numbers that matter, in words that fit every verdict."""
+        """Return the result in a few sentences: the numbers that matter, in words that fit every verdict and size."""
         return ""
 
     @abstractmethod

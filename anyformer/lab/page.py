@@ -91,8 +91,9 @@ def _repeat(experiment: Experiment, found: Found) -> str:
     for size, results in found.items():
         option = "" if size == "cpu" else f" --size {size}"
         device = "" if experiment.timed else f" one after the other on one {'GPU' if size == 'gpu' else 'core'}"
-        at_most = "at most " if size == "gpu" and not experiment.timed else ""  # those that share a GPU take longer
-        commands.append(f"`anyformer lab {experiment.name}{option}` ({at_most}{minutes_of(results):g} minutes{device})")
+        if size == "gpu" and not experiment.timed:  # those that share a GPU take longer
+            device += ", or less: several measurements may have shared it"
+        commands.append(f"`anyformer lab {experiment.name}{option}` ({minutes_of(results):g} minutes{device})")
         files.append(f"`runs/lab/{size}/{experiment.name}.jsonl`")
     jobs = "one measurement at a time, because they are timed" if experiment.timed else "less with `--jobs N`"
     raw = " and ".join(f"[{size}](results/{size}/{experiment.name}.jsonl)" for size in found)

@@ -80,18 +80,20 @@ def _rule(results: Sequence[Result]) -> str:
 
 
 def index_of(index: Sequence[tuple[Experiment, Found]]) -> str:
-    """Return the gallery: a row for each claim with its figure, verdicts and result."""
+    """Return the gallery: a row for each claim with its figure, its verdicts and its result at each size."""
     rows = [("", "claim", "verdict")]
     for experiment, found in index:
         page = f"{experiment.name}.md"
         image = f'<img src="figures/small/{experiment.name}.png" width="240" alt="{experiment.alt}">'
         words = [f"{TITLES[size]}: **{_word(experiment, results)}**" for size, results in found.items()]
-        text = f"**{experiment.number}. [{experiment.claim}]({page})** {experiment.result(found[main_size(found)])}"
-        rows.append((f"[{image}]({page})", text, "<br>".join(words)))
+        seen = [f"{TITLES[size]}: {experiment.result(results)}" for size, results in found.items()]
+        text = f"**{experiment.number}. [{experiment.claim}]({page})**"
+        rows.append((f"[{image}]({page})", "<br>".join((text, *seen)), "<br>".join(words)))
     return f"""# Claims about Transformers, put to the test
 
-Each page gives the result in one sentence, the idea, a decision rule that was fixed before the data, the numbers with
-intervals and effect sizes, limits, sources, the raw data and the command. `anyformer lab` lists verdicts and minutes.
+Each page gives the result at each size in a few sentences, the idea, a decision rule that was fixed before the data,
+the numbers with intervals and effect sizes, limits, sources, the raw data and the command. `anyformer lab` lists
+verdicts and minutes.
 `anyformer lab scale` runs one claim at the size for a CPU, `--size gpu` at that for a GPU, `--size quick` at the
 smallest size, which has three seeds and is for a first look. `anyformer lab all --jobs 8` measures all of them side by
 side, and continues where it was stopped.

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from anyformer.lab.experiment import NAMES, find
+from anyformer.lab.experiments.warmup import _by_layer
 from anyformer.lab.page import measured_on, page_of, reading, setup
 from anyformer.lab.report import index_of, stored, unused_figures, verdicts_of
+from anyformer.lab.stats import summary
 from anyformer.lab.verdicts import VERDICTS, Stored, described, known_verdicts
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
@@ -54,8 +56,8 @@ def test_minutes_of_measurements_that_may_share_a_gpu_are_an_upper_bound() -> No
     for name, bound in (("norms", True), ("heads", False)):
         experiment = find(name)
         some = stored(experiment, LAB).popitem()[1]
-        assert ("(at most " in page_of(experiment, {"gpu": some})) is bound
-        assert "(at most " not in page_of(experiment, {"cpu": some})
+        assert ("on one GPU, or less: " in page_of(experiment, {"gpu": some})) is bound
+        assert ", or less: " not in page_of(experiment, {"cpu": some})
 
 
 def test_a_best_rate_at_an_end_of_those_tried_is_named() -> None:
@@ -135,6 +137,44 @@ def test_a_listed_verdict_says_whether_it_is_stale() -> None:
 def test_the_index_is_that_of_the_results() -> None:
     index = [(experiment, found) for experiment in map(find, NAMES) if (found := stored(experiment, LAB))]
     assert (LAB / "README.md").read_text(encoding="utf-8") == index_of(index), "run `make lab-report`"
+
+
+def test_the_index_gives_the_result_of_each_size() -> None:
+    scale = find("scale")
+    found = stored(scale, LAB)
+    rows = index_of([(scale, found)])
+    assert f"<br>On a CPU: {scale.result(found['cpu'])}<br>On a GPU: {scale.result(found['gpu'])} |" in rows
+    alone = index_of([(scale, {"gpu": found["gpu"]})])
+    assert "On a CPU" not in alone
+    assert f"<br>On a GPU: {scale.result(found['gpu'])} |" in alone
+
+
+def test_trainings_that_diverged_are_named_beside_their_loss() -> None:
+    norms = find("norms")
+    some = stored(norms, LAB)["gpu"]
+    assert "without norms (5 of 5 diverged) and" in norms.result(some)
+    assert "the last at step 28, where the curve ends." in norms.caption(some)
+    stable = [replace(r, found={**r.found, "diverged": False}) for r in some]
+    assert "diverged" not in norms.result(stable)
+    assert "step 28" not in norms.caption(stable)
+
+
+def test_the_first_gradients_of_a_seed_count_once() -> None:
+    for results in stored(find("warmup"), LAB).values():
+        seeds = len({r["seed"] for r in results})
+        assert all(len(values) == len(set(values)) == seeds for values in _by_layer(results, "post").values())
+
+
+def test_the_best_rate_in_the_table_is_that_of_the_losses_beside_it() -> None:
+    scale = find("scale")
+    for results in stored(scale, LAB).values():
+        head, *rows = scale.table(results)
+        for row in rows:
+            init, k, _, *_, rate, loss = row
+            way = "inv_sqrt_key" if row[2].startswith("with ") else "none"
+            cell = {"part": "training", "init": init, "k": int(k), "scale": way, "lr": float(rate)}
+            assert loss == str(summary([r["loss"] for r in results if cell.items() <= r.cell.items()]))
+        assert head[-2] == "best rate"
 
 
 def test_no_figure_is_of_results_that_are_gone() -> None:

@@ -119,8 +119,8 @@ the claim; they show that BigBird saves no time there."""
         if _on_gpu(results):
             return f"{grow}; in time BigBird is {_times(results)}."
         return (
-            f"{grow}. This is about pairs, not about time on a CPU: no kernel there skips the other blocks, so all "
-            "pairs are computed and nothing is saved."
+            f"{grow}. This is about pairs, not about time: no kernel for a CPU skips the other blocks, so nothing is "
+            "saved."
         )
 
     def remark(self, results: Sequence[Result]) -> str:

@@ -127,9 +127,9 @@ attention without feed-forward, and its norms."""
     def result(self, results: Sequence[Result]) -> str:
         most = results[-1]["heads"]
         return (
-            f"From 1 to {most} heads FLOPs and parameters stay equal, scores grow {most} times, and the time of a "
+            f"From 1 to {most} heads FLOPs and parameters stay equal, and scores grow {most} times. Yet the time of a "
             f"forward pass varies by a factor of {_range(results, 'plain')} with separate matmuls and of "
-            f"{_range(results, 'fused')} with a fused kernel: equal FLOPs are not equal time."
+            f"{_range(results, 'fused')} with a fused kernel."
         )
 
     def table(self, results: Sequence[Result]) -> Rows:

@@ -128,10 +128,13 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
         facts = []
         for recipe in _recipes(results):
             losses = _losses(results, recipe)
-            both = " and ".join(f"{summary(losses[one]).mean:.3f} with {name}" for one, name in NAMES.items())
-            ahead = _steps_to(results, recipe, summary(losses["adamw"]).mean)
-            facts.append(f"in `{recipe}` the lowest validation loss is {both} ({ahead})")
-        return f"With the same tuning, {'; '.join(facts)}. {_at_ends(results)}".rstrip()
+            adamw, muon = (summary(losses[one]).mean for one in NAMES)
+            lowest, reached = _steps_to(results, recipe, adamw)
+            ahead = "does not reach that" if reached is None else f"reaches that of AdamW by step {reached:,g}"
+            facts.append(
+                f"in `{recipe}` {adamw:.3f} with AdamW, at step {lowest:,g}, and {muon:.3f} with Muon, which {ahead}"
+            )
+        return f"Tuned equally, the lowest validation loss is {'; '.join(facts)}."
 
     def setting(self, results: Sequence[Result]) -> str:
         """Describe tasks and models, from the recipes."""
@@ -155,7 +158,7 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
         )
 
     def remark(self, results: Sequence[Result]) -> str:
-        """Name the rates that are nearly tied with the best one in tuning."""
+        """Name the best rates at an end of those tried, and those that are nearly tied with the best one in tuning."""
         ties = []
         for recipe in _recipes(results):
             for optimizer, name in NAMES.items():
@@ -165,12 +168,11 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
                 if len(near) > 1:
                     each = ", ".join(f"{losses[lr]:.3f} at {lr:g}" for lr in near)
                     ties.append(f"{name} in `{recipe}` ({each})")
-        if not ties:
-            return ""
-        return (
+        tied = (
             f"In tuning, with one seed, several rates are within {TIE} nats of the best, so that the choice among them "
             f"is close to arbitrary: {'; '.join(ties)}."
         )
+        return " ".join(filter(None, (_at_ends(results), tied if ties else "")))
 
     def caption(self, results: Sequence[Result]) -> str:
         zoomed = any(_is_close(results, recipe) for recipe in _recipes(results))
@@ -283,13 +285,10 @@ def _points(curves: Any) -> dict[float, list[float]]:
     return points
 
 
-def _steps_to(results: Sequence[Result], recipe: str, loss: float) -> str:
-    """Return between which evaluations Muon's mean loss falls that low, and when AdamW's is at its lowest."""
+def _steps_to(results: Sequence[Result], recipe: str, loss: float) -> tuple[float, float | None]:
+    """Return at which evaluation AdamW's mean loss is lowest, and at which Muon's is first as low as `loss`."""
     means = {one: _points(r["valid"] for r in _last(results, recipe, one)) for one in OPTIMISERS}
     steps = sorted(means["muon"])
     first = next((step for step in steps if summary(means["muon"][step]).mean <= loss), None)
     lowest = min(means["adamw"], key=lambda step: summary(means["adamw"][step]).mean)
-    if first is None:
-        return "Muon's mean curve does not reach the lowest of AdamW"
-    before = max((step for step in steps if step < first), default=0)
-    return f"Muon's mean curve falls to AdamW's lowest loss between steps {before} and {first}, AdamW's at {lowest}"
+    return lowest, first

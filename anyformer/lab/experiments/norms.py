@@ -18,6 +18,7 @@ VARIANTS = {  # what each changes in the recipe
     "no residuals": [f"{BLOCK}.residual=false"],
 }
 LABELS = {"both": "norms and residuals", "no norms": "no norms", "no residuals": "no residuals"}  # in the figure
+WORDS = {"both": "with norms and residuals", "no norms": "without norms", "no residuals": "without residuals"}
 POOLED = """ At 2 layers all trainings with norms at the best rate ran on one machine and those without on another; on
 the second machine the eight with norms repeat the stored mean losses to 0.0001 nats, far less than the difference."""
 LEARNT = 1.0  # nats per token: a guess without reading the digits takes about 2
@@ -124,13 +125,14 @@ finite losses. Initialisations that are made for depth without norms or residual
 
     def result(self, results: Sequence[Result]) -> str:
         depths = _depths(results)
-        ends = {d: {v: summary(_best(results, "final", d, v)).mean for v in VARIANTS} for d in (depths[0], depths[-1])}
-        each = [
-            f"at {d} layers {x['both']:.2f} with norms and residuals, {x['no norms']:.2f} without norms and "
-            f"{x['no residuals']:.2f} without residuals"
-            for d, x in ends.items()
-        ]
-        return f"The last training loss (nats per token, each at its best rate) is {'; '.join(each)}."
+        each = []
+        for d in (depths[0], depths[-1]):
+            both, norms, residuals = (
+                f"{summary(_best(results, 'final', d, v)).mean:.3f} {words}{_diverged(results, d, v)}"
+                for v, words in WORDS.items()
+            )
+            each.append(f"at {d} layers {both}, {norms} and {residuals}")
+        return f"Last training loss (nats per token, each at its best rate): {'; '.join(each)}."
 
     def table(self, results: Sequence[Result]) -> Rows:
         rows: list[tuple[str, ...]] = [("layers", "with", "rate", "last loss", "mean loss", "rows sorted", "diverged")]
@@ -148,22 +150,30 @@ finite losses. Initialisations that are made for depth without norms or residual
         cell = results[0].cell
         return f"""A decoder reads a row of 4 to {cell["longest"]} digits and outputs them sorted. Norms are layer norms
 before each sublayer; a final norm stays in every variant. The shallow models have more seeds, since the difference
-between them is small. With few rates the best one is often at an end of those tried."""
+between them is small. The rate rises over the first tenth of the steps and falls along a cosine after it. With two
+rates the best one is always at an end of those tried."""
 
     def caption(self, results: Sequence[Result]) -> str:
-        return "Each variant at its best rate. A training that diverged counts up to that step."
+        depth = _depths(results)[-1]
+        lost, runs = (_best(results, name, depth, "no norms") for name in ("diverged", "curve"))
+        text = "Each variant at its best rate. A training that diverged counts up to that step."
+        if ends := [run[-1][0] for run, diverged in zip(runs, lost, strict=True) if diverged and run]:
+            text += f" Without norms {sum(lost)} of {len(lost)} trainings of {depth} layers diverged, the last at step "
+            text += f"{max(ends):g}{', where the curve ends' if all(lost) else ''}."
+        return text
 
     def remark(self, results: Sequence[Result]) -> str:
         shallow = _depths(results)[0]
-        ends = {v: _best(results, "final", shallow, v) for v in VARIANTS}
-        both, without = ends["both"], ends["no residuals"]
+        both, without = (_best(results, "final", shallow, v) for v in ("both", "no residuals"))
+        means = {v: summary(_best(results, "mean", shallow, v)) for v in ("both", "no residuals")}
         pooled = POOLED if len({r.machine for r in results}) > 1 else ""
         if summary(without).mean >= summary(both).mean:
             return pooled.strip()
         return (
             f"At {shallow} layers the model without residuals ends lowest: {summary(without)}, with both "
-            f"{summary(both)} ({written_test(without, both)}), although it learns more slowly at first. Here "
-            f"residuals are needed for depth, not for two layers.{pooled}"
+            f"{summary(both)} ({written_test(without, both)}), although its loss is higher at first. Averaged over "
+            f"training its loss is {means['no residuals']}, with both {means['both']}. Here residuals are needed for "
+            f"depth, not for two layers.{pooled}"
         )
 
     def draw(self, results: Sequence[Result]) -> Any:
@@ -186,6 +196,12 @@ def learnt(losses: Sequence[float]) -> bool | None:
 
 def _depths(results: Sequence[Result]) -> list[int]:
     return sorted({r["depth"] for r in results})
+
+
+def _diverged(results: Sequence[Result], depth: int, variant: str) -> str:
+    """Return how many trainings diverged at the best rate, in parentheses; nothing if none did."""
+    lost = _best(results, "diverged", depth, variant)
+    return f" ({sum(lost)} of {len(lost)} diverged)" if any(lost) else ""
 
 
 def _rate(results: Sequence[Result], depth: int, variant: str) -> float:

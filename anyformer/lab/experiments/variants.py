@@ -54,10 +54,11 @@ fixed* (random attention) and *no output* (no output projection). \"Still sorts\
 in every seed; it does not mean as well as full attention. The other variants are shown, not judged."""
     unit = "nats per token"
     columns = """Rows sorted: share of unseen rows sorted without a mistake. Loss: on validation rows. p: of the loss
-against full attention (Welch, not corrected, not part of the rule)."""
+against full attention (Welch, not corrected, not part of the rule). Parameters: frozen ones included."""
     measured = "Unseen rows sorted without a mistake (greedy), and validation loss, for nine variants of attention."
     limits = """One task that needs little of attention, small models, one learning rate for all variants. That a
-variant sorts does not say that it would do for language."""
+variant sorts does not say that it would do for language. The scores of *random fixed* are one draw, the same in every
+seed: its ± does not include their variation."""
     sources = (
         "Tay et al. (2020), [Synthesizer](https://arxiv.org/abs/2005.00743), on random attention",
         "Kitaev et al. (2020), [Reformer](https://arxiv.org/abs/2001.04451), on shared queries and keys",
@@ -115,11 +116,13 @@ variant sorts does not say that it would do for language."""
 
     def caption(self, results: Sequence[Result]) -> str:
         return (
-            "Below: full attention with the five variants of the claim on the left, and with all others on the right."
+            "Below: full attention with the five variants of the claim on the left, and with all others on the right. "
+            "Apart from full attention, a colour marks different variants in these two panels. Losses above 1.8 are "
+            "cut off."
         )
 
     def result(self, results: Sequence[Result]) -> str:
-        each = ", ".join(f"{v} {100 * summary(_sorted(results, v)).mean:.0f} %" for v in VARIANTS)
+        each = ", ".join(f"{v} {100 * summary(_sorted(results, v)).mean:.1f} %" for v in VARIANTS)
         return f"Unseen rows sorted without a mistake: {each}."
 
     def table(self, results: Sequence[Result]) -> Rows:
