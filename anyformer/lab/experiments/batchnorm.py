@@ -65,7 +65,7 @@ cost it 0.36 and 0.21. Longer training in small batches was not measured."""
     parts = ("nn/norm.py", "config/norm.py", "nn/aux_outputs.py")
     minutes = (3, 18, 5)
     alt = (
-        "Loss on unseen rows of layer norm and batch norm for sorted and mixed batches, and the part due to running "
+        "Loss on unseen rows of layer norm and batch norm for sorted and mixed batches, and the harm of running "
         "statistics"
     )
     spread = "A dot is one seed, the bar their mean, and the error bar one standard deviation."
