@@ -251,7 +251,8 @@ def _effect(verdict: Verdict) -> str:
         return text
     verb = "compares" if len(bounds) == 1 else "compare"
     return (
-        f"{text}; {' and '.join(bounds)} {verb} with a known number, so there g has the deviation of the values alone"
+        f"{text}; {' and '.join(bounds)} {verb} one value per seed with a known number (0 where none is named), "
+        "so there g is divided by the standard deviation of these values"
     )
 
 

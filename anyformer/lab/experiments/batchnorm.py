@@ -37,7 +37,7 @@ fewer tokens a batch has, the noisier $\\mu_i$ and $\\sigma_i$ are. Rows of simi
 save padding; then the statistics differ from batch to batch, and the running means match none of them. The model that
 is trained is then not the one that is evaluated: the same weights on the same unseen batches have one loss with batch
 statistics and another with running statistics. Padding is excluded from both here. Both problems are small in large
-batches of mixed lengths, where batch norm may well be better."""
+batches of mixed lengths, where batch norm may be better or worse (see the limits)."""
     prediction = """The loss on unseen rows is higher by more than 0.01 nats with batch norm in batches that are sorted
 or small. By running statistics it is higher than by batch statistics, by more in the largest sorted batches than in
 mixed ones, and by more in the smallest mixed batches than in the largest, each by more than 0.01 nats (p < 0.05)."""
@@ -51,11 +51,13 @@ of running statistics is the difference of both. Layer norm has no statistics of
     measured = "Loss on unseen rows with running statistics and with the batches' own, in nats per letter."
     limits = """A small synthetic language model at one learning rate and with one number of steps. Large batches of
 mixed lengths, where running statistics cost batch norm least (0.02 to 0.03), are shown and not part of the claim. There
-the loss of batch norm is lower by 0.16 on a CPU and higher by 0.013 on a GPU. In the smallest mixed batches layer norm
-is far from learnt at both sizes. It ends at 2.00 on a CPU (guessing: 2.08; with 512 tokens in a batch 1.56) and at 2.12
-on a GPU (guessing: 2.48; with 4,096 tokens 1.19). The precondition looks at its lowest loss only. By the batches' own
-statistics the loss of batch norm is 0.21 lower in these small batches on a CPU, and 0.35 on a GPU. Running statistics
-cost it 0.36 and 0.21. Longer training in small batches was not measured."""
+the loss of batch norm is lower by 0.16 on a CPU and higher by 0.013 on a GPU. In the smallest batches layer norm is far
+from learnt at both sizes, in sorted ones, too (1.92 on a CPU, with 512 tokens 1.47; 1.85 on a GPU, with 4,096 tokens
+1.19). In mixed ones it ends at 2.00 on a CPU (guessing: 2.08; with 512 tokens in a batch 1.56) and at 2.12 on a GPU
+(guessing: 2.48; with 4,096 tokens 1.19). The precondition looks at its lowest loss only. By the batches' own statistics
+the loss of batch norm is lower than that of layer norm in the small mixed batches, by 0.21 on a CPU and by 0.35 on a
+GPU. Running statistics cost it 0.36 and 0.21. A batch's own statistics are of all its tokens, also of the letters to be
+predicted; how much that lowers the loss was not measured. Longer training in small batches was not measured."""
     sources = (
         "Ba et al. (2016), [Layer Normalization](https://arxiv.org/abs/1607.06450)",
         "Ioffe & Szegedy (2015), [Batch Normalization](https://arxiv.org/abs/1502.03167)",

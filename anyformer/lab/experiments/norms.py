@@ -166,14 +166,15 @@ rates the best one is always at an end of those tried."""
         shallow = _depths(results)[0]
         both, without = (_best(results, "final", shallow, v) for v in ("both", "no residuals"))
         means = {v: summary(_best(results, "mean", shallow, v)) for v in ("both", "no residuals")}
+        order = "nevertheless lower" if means["no residuals"].mean < means["both"].mean else "higher, too"
         pooled = POOLED if len({r.machine for r in results}) > 1 else ""
         if summary(without).mean >= summary(both).mean:
             return pooled.strip()
         return (
             f"At {shallow} layers the model without residuals ends lowest: {summary(without)}, with both "
             f"{summary(both)} ({written_test(without, both)}), although its loss is higher at first. Averaged over "
-            f"training its loss is {means['no residuals']}, with both {means['both']}. Here residuals are needed for "
-            f"depth, not for two layers.{pooled}"
+            f"training it is {order}: {means['no residuals']}, with both {means['both']}. Here residuals are needed "
+            f"for depth, not for two layers.{pooled}"
         )
 
     def draw(self, results: Sequence[Result]) -> Any:

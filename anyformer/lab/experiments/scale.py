@@ -37,11 +37,11 @@ $p_i(\\delta_{ij} - p_j)$ is nearly 0: the attended position is random and hard 
 textbooks: the gradient vanishes. Against it works the factor itself: the gradient of $Q$ and $K$ is that of the scores
 times $1/\\sqrt k$, and without the factor it is $\\sqrt k$ times larger for the same derivative of softmax. Which of
 both is stronger is measured here. Divided by $\\sqrt k$ the variance of scores is 1 at any width. The premise depends
-on initialisation: weights of variance $1/d$ after a layer norm satisfy it (*unit*); GPT-2's of 0.02 are far smaller
-(*small*), and scores start near 0 either way. But the factor also affects learning: each step of Adam moves every
-weight by the same amount, and a score by a sum over $k$ of them, so that without the factor attention learns at a rate
-$\\sqrt k$ times higher than the rest. Hence several learning rates are tried, and each side is judged at its best. The
-task is to sort rows of digits."""
+on initialisation: weights of variance $1/d$ after a layer norm satisfy it (*unit*); GPT-2's, of standard deviation
+0.02, are far smaller (*small*), and scores start near 0 with the factor, and for small $k$ without it, too. But the
+factor also affects learning: each step of Adam moves every weight by the same amount, and a score by a sum over $k$ of
+them, so that without the factor attention learns at a rate $\\sqrt k$ times higher than the rest. Hence several
+learning rates are tried, and each side is judged at its best. The task is to sort rows of digits."""
     prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
 it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by more
 than at the smallest."""
@@ -147,9 +147,9 @@ is higher than at $k = 8$ with the factor, too."""
         grows = difference(_gaps(results, "unit", ks[-1]), _gaps(results, "unit", ks[0]))
         vanishes = "does not vanish" if times >= 1 else "is smaller"
         return (
-            f"Without the factor the loss (nats per token, unit initialisation) is higher by {gaps}. From k = {ks[0]} "
-            f"to {ks[-1]} this harm grows by {_with_interval(grows)}. The first gradient of Q and K {vanishes}: at "
-            f"k = {ks[-1]} it is {times:.1f} times as large."
+            f"Without the factor the loss (nats per token, unit initialisation) is higher by {gaps}. This harm at "
+            f"k = {ks[-1]} minus that at k = {ks[0]} is {_with_interval(grows)}. The first gradient of Q and K "
+            f"{vanishes}: at k = {ks[-1]} it is {times:.1f} times as large."
         )
 
     def setting(self, results: Sequence[Result]) -> str:

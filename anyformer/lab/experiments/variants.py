@@ -54,7 +54,10 @@ fixed* (random attention) and *no output* (no output projection). \"Still sorts\
 in every seed; it does not mean as well as full attention. The other variants are shown, not judged."""
     unit = "nats per token"
     columns = """Rows sorted: share of unseen rows sorted without a mistake. Loss: on validation rows. p: of the loss
-against full attention (Welch, not corrected, not part of the rule). Parameters: frozen ones included."""
+against full attention (Welch, not corrected, not part of the rule). Parameters: all that are stored, also those that
+are not trained: the projections and scores of the two random variants, the zeros outside the slices of *slices
+projected* (three quarters of its weights to $Q$, $K$ and $V$), and the identity matrix of *slices*. They are no measure
+of what these four need."""
     measured = "Unseen rows sorted without a mistake (greedy), and validation loss, for nine variants of attention."
     limits = """One task that needs little of attention, small models, one learning rate for all variants. That a
 variant sorts does not say that it would do for language. The scores of *random fixed* are one draw, the same in every
