@@ -11,6 +11,7 @@ from anyformer.attention.lowered import FewQueries
 from anyformer.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import supports_dependent_launch
+from anyformer.kernels.strides import with_unit_stride
 
 MAX_QUERIES = 8
 MAX_HEAD_WIDTH = 256
@@ -45,7 +46,7 @@ def _read_rows(q: Tensor, k: Tensor, v: Tensor, lowered: FewQueries, scale: floa
     assert lowered.pages is not None
     (table, size, lengths), dtype = lowered.pages, q.dtype
     q = q.to(k.dtype)
-    q = q if q.stride(-1) == 1 else q.contiguous()
+    q = with_unit_stride(q)
     (b, h, _, width), (_, g, _, k_v) = q.shape, v.shape
     slots = table.shape[1] * size
     parts = max(1, min(PAGED_GRID // (b * g), slots // MIN_PAGED_KEYS))
@@ -174,7 +175,7 @@ def launch(problem: Problem, out: Tensor, weights: Tensor | None) -> None:
 
     q, k, v, mask, bias, table, size, s, scale = problem
     (b, h, t, width), (_, g, _, k_v), parts = q.shape, v.shape, len(out)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (with_unit_stride(x) for x in (q, k, v))
     early = supports_dependent_launch(q.device)
     rows, keys, warps = tile_of(q, v, s, parts)
     span = _ceil_div(_ceil_div(s, parts), keys) * keys

@@ -22,6 +22,7 @@ private           Private functions of torch, looked up lazily, each with a publ
 reorder_rows      Reorder the rows of a cache within groups, in place, by one kernel
 runtime           Device, data type and mode of a layer, which decide the kernels that can run
 short_rows        Attention within short rows and its gradients, by two Triton kernels
+strides           Memory layout that kernels expect of their inputs
 triton_elementwise  Triton kernels of norms and gates
 triton_convolution  Triton kernels of a short causal convolution
 triton_kernels    Triton kernels of losses, activations and caches, imported where they run

@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from anyformer.conventions import next_power_of_two
+from anyformer.kernels.strides import with_unit_stride
 
 
 def write_pages(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], slots: Tensor, is_token: Tensor) -> None:
     """Write new keys and values [b, g, t, k] to their slots [b, t] of pools [1, g, slots, k]; padding as zeros."""
     from anyformer.kernels.triton_paged import write_pages as kernel
 
-    (keys, values), (k, v) = pools, (x if x.stride(-1) == 1 else x.contiguous() for x in new)
+    (keys, values), (k, v) = pools, (with_unit_stride(x) for x in new)
     (b, g, t, width), k_v = k.shape, v.shape[-1]
     kernel[(b * t,)](
         k, v, keys, values, slots.contiguous(), is_token.contiguous(), t, g, *k.stride()[:3], *v.stride()[:3],
@@ -22,7 +23,7 @@ def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return heads [b, h, t, k] rotated by angles [b or 1, 1, t, k], as `RotaryScheme.rotate` does."""
     from anyformer.kernels.triton_paged import rotate_heads as kernel
 
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = with_unit_stride(x)
     b, h, t, width = x.shape
     out = x.new_empty(b, t, h, width)
     kernel[(b * t,)](

@@ -3,27 +3,19 @@
 Scores stay in registers, and the backward pass computes them again: nothing is stored but queries, keys and values.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anyformer.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
+from anyformer.kernels.strides import with_unit_stride
 
 MIN_TILE = 16  # of a matmul by tensor cores
-
-
-class Launch(NamedTuple):
-    """Options of a kernel."""
-
-    queries: int  # at once
-    warps: int
-    stages: int
-
-
-FORWARD = Launch(64, 4, 1)  # the fastest of 8 on an H200 in most of 7 shapes
-BACKWARD = Launch(32, 4, 1)  # of 16
+FORWARD_QUERIES, BACKWARD_QUERIES = 64, 32  # at once
+# with these queries the fastest of 8 launches forward, in most of 7 shapes on an H200, and of 16 backward
+LAUNCH = {"num_warps": 4, "num_stages": 1}
 
 
 class ShortRowsFunction(torch.autograd.Function):
@@ -61,14 +53,14 @@ def attend_rows(
     """Return attention [b, t, h, k]."""
     from anyformer.kernels import triton_short_rows
 
-    q, k, v = (_with_unit_stride(x) for x in (q, k, v))
+    q, k, v = (with_unit_stride(x) for x in (q, k, v))
     (b, h, t, width), (_, g, s, _), out = q.shape, k.shape, _like(q)
-    tile = _tile(t, s, width, FORWARD.queries)
+    tile = _tile(t, s, width, FORWARD_QUERIES)
     triton_short_rows.attend_rows[(b, h, -(-t // tile["T"]))](
         q, k, v, *_or_placeholder(q, q_segments, k_segments, seed), out, scale, *_thresholds(dropout),
         t, s, h, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
-        DROPOUT=seed is not None, **tile, num_warps=FORWARD.warps, num_stages=FORWARD.stages,
+        DROPOUT=seed is not None, **tile, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -95,21 +87,15 @@ def attend_rows_backward(
     """Return the gradients of queries [b, t, h, k], keys and values [b, s, g, k] from that of the output."""
     from anyformer.kernels import triton_short_rows
 
-    q, k, v, d_out = (_with_unit_stride(x) for x in (q, k, v, d_out.transpose(1, 2)))
+    q, k, v, d_out = (with_unit_stride(x) for x in (q, k, v, d_out.transpose(1, 2)))
     (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_inputs(d_out, q, k, v)
     triton_short_rows.attend_rows_backward[(b, g)](
         q, k, v, d_out, *_or_placeholder(q, q_segments, k_segments, seed), *found, scale, *_thresholds(dropout),
         t, s, g, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3],
         _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
-        DROPOUT=seed is not None, **_tile(t, s, width, BACKWARD.queries), num_warps=BACKWARD.warps,
-        num_stages=BACKWARD.stages,
+        DROPOUT=seed is not None, **_tile(t, s, width, BACKWARD_QUERIES), **LAUNCH,
     )  # fmt: skip
     return found
-
-
-def _with_unit_stride(x: Tensor) -> Tensor:
-    """Return x with the elements of each vector next to each other in memory."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _or_placeholder(q: Tensor, *inputs: Tensor | None) -> tuple[Tensor, ...]:
