@@ -159,6 +159,15 @@ def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str |
     return None
 
 
+def _no_segments(pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme) -> str | None:
+    """Return why segments and a window do not say all that a kernel must know; None if they do."""
+    if role == "cross" and not isinstance(pattern, Full):
+        return "in cross-attention it takes the full pattern only"
+    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
+        return "it takes full, causal and window patterns only, without marks or biases"
+    return None
+
+
 def _no_short(
     pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
 ) -> str | None:
@@ -170,13 +179,11 @@ def _no_short(
         return obstacle
     if role in ("cached", "part") or max(q.positions.shape[1], k.positions.shape[1]) > short_rows.MAX_ROW:
         return f"it takes rows of up to {short_rows.MAX_ROW} tokens, without a cache"
-    if role == "cross" and not isinstance(pattern, Full):
-        return "in cross-attention it takes the full pattern only"
+    if (obstacle := _no_segments(pattern, q, k, role, scheme)) is not None:
+        return obstacle
     contiguous = all(side.is_arange or (side.ordered and side.documents is not None) for side in (q, k))
     if not contiguous and not isinstance(pattern, Full):  # the kernel takes indices for positions
         return "a document may not be contiguous"
-    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
-        return "it takes full, causal and window patterns only, without marks or biases"
     if needs.key_width != needs.value_width or needs.key_width > short_rows.MAX_HEAD_WIDTH:
         return (
             f"heads are {needs.key_width} and {needs.value_width} wide: "
@@ -219,10 +226,8 @@ def _no_varlen(
     known = all(side.ordered and side.documents is not None and side.segments is not None for side in (q, k))
     if not known or role in ("cached", "part") or (role == "self" and q is not k):
         return "the layout does not know its documents"
-    if role == "cross" and not isinstance(pattern, Full):
-        return "in cross-attention it takes the full pattern only"
-    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
-        return "it takes full, causal and window patterns only, without marks or biases"
+    if (obstacle := _no_segments(pattern, q, k, role, scheme)) is not None:
+        return obstacle
     if needs.key_width != needs.value_width or needs.key_width % 8 or needs.key_width > 256:
         return f"heads are {needs.key_width} and {needs.value_width} wide: it takes equal multiples of 8 up to 256"
     return None
