@@ -116,11 +116,7 @@ def _fill_constants(module: nn.Module) -> bool:
             _zero_biases(module)
             if isinstance(module, OverBatch):
                 module.reset()
-        case ScaledTanh():
-            module.alpha.fill_(module.start)
-            module.weight.fill_(1)
-            _zero_biases(module)
-        case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer() | Mamba2Mixer():
+        case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer() | Mamba2Mixer() | ScaledTanh():
             module.reset()
         case MultiHeadAttention():
             if module.sinks is not None:

@@ -67,6 +67,11 @@ class ScaledTanh(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.bias, torch.tanh(self.alpha * x), self.weight)
 
+    def reset(self) -> None:
+        nn.init.constant_(self.alpha, self.start)
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, alpha={self.start}"
 

@@ -264,11 +264,10 @@ def _best(results: Sequence[Result], init: str, k: int, scale: str) -> list[floa
 
 def _best_rate(results: Sequence[Result], init: str, k: int, scale: str) -> str:
     """Return the learning rate of `_best`."""
-    trained = [r for r in results if r["part"] == "training"]
+    rates = sorted({r["lr"] for r in results if r["part"] == "training"})
+    each = {lr: [r for r in results if r.cell.get("lr") == lr] for lr in rates}
     best = _best(results, init, k, scale)
-    rates = sorted({r["lr"] for r in trained})
-    each = {lr: _values([r for r in trained if r["lr"] == lr], "training", init, k, scale, "loss") for lr in rates}
-    return f"{next(lr for lr, losses in each.items() if losses == best):g}"
+    return f"{next(lr for lr in rates if _values(each[lr], 'training', init, k, scale, 'loss') == best):g}"
 
 
 def _with_interval(found: Difference) -> str:
