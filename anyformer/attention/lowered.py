@@ -56,6 +56,7 @@ class ShortRows(NamedTuple):
     q_segments: Tensor | None  # int32 [b or 1, t]; None: every token sees all, as far as the window goes
     k_segments: Tensor | None
     window: tuple[int, int]  # tokens back and ahead, -1: unlimited
+    crosses: bool  # to tokens of another layout
     densify: Callable[[], Dense]
 
 

@@ -24,10 +24,10 @@ def lower_short_rows(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[
     window = window_of(pattern)
     assert window is not None
     if q.segments is None and k.segments is None:
-        return ShortRows(None, None, window, densify)
+        return ShortRows(None, None, window, k is not q, densify)
     a, b = (side.segment_ids.to(torch.int32).contiguous() for side in (q, k))
     # a view: torch 2.13 breaks the graph at a custom function that is given the same tensor twice
-    return ShortRows(a, a.view_as(a) if k is q else b, window, densify)
+    return ShortRows(a, a.view_as(a) if k is q else b, window, k is not q, densify)
 
 
 def short_rows(q: Tensor, k: Tensor, v: Tensor, rows: ShortRows, scale: float, dropout: float) -> Tensor:
@@ -35,5 +35,5 @@ def short_rows(q: Tensor, k: Tensor, v: Tensor, rows: ShortRows, scale: float, d
     dtype = Runtime.of(v, training=True).dtype
     seed = torch.randint(2**31 - 1, (), device=q.device, dtype=torch.int32) if dropout else None
     tensors = (q.to(dtype), k.to(dtype), v.to(dtype), rows.q_segments, rows.k_segments, seed)
-    out: Tensor = ShortRowsFunction.apply(*tensors, *rows.window, scale, dropout)
+    out: Tensor = ShortRowsFunction.apply(*tensors, *rows.window, scale, dropout, rows.crosses)
     return out.transpose(1, 2)

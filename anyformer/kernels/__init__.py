@@ -22,6 +22,7 @@ private           Private functions of torch, looked up lazily, each with a publ
 reorder_rows      Reorder the rows of a cache within groups, in place, by one kernel
 runtime           Device, data type and mode of a layer, which decide the kernels that can run
 short_rows        Attention within short rows and its gradients, by two Triton kernels
+split_linear      Linear layer whose output is split, and the joined gradients of the parts by one kernel
 strides           Memory layout that kernels expect of their inputs
 triton_elementwise  Triton kernels of norms and gates
 triton_convolution  Triton kernels of a short causal convolution

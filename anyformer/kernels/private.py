@@ -4,6 +4,7 @@ torch may rename or remove such a function in any release. The fallback then run
 other module of the package names a private function of torch; a test reads the imports and attributes of all of them.
 """
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -176,18 +177,33 @@ def long_row_choices() -> Any:
     """Return Inductor's heuristics for a compile option of this name: reduce rows of up to LONG_ROW elements at once.
 
     Such a kernel keeps a row in registers. By default Inductor does so for rows of up to 1,024 elements, and reads
-    longer ones twice. The heuristics outlive a compilation, so they check whether the option is set.
+    longer ones twice.
     """
+    return _choices()
+
+
+def fused_cast_choices() -> Any:
+    """Return Inductor's heuristics for a compile option of this name: one kernel adds and casts a norm's gradient.
+
+    That kernel reduces rows and columns at once. Inductor (torch 2.11 and 2.13) fuses no consumer with it that has
+    other axes, [b · t, d] instead of [b, t, d], as if both had no data in common: the gradient would be read again.
+    """
+    return _choices()
+
+
+def _choices() -> Any:
+    """Return heuristics for both options. They outlive a compilation, so they check which option is set."""
     from torch._inductor import config
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen.triton import FixedTritonConfig
+    from torch._inductor.dependencies import MemoryDep
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
 
-    class LongRows(InductorChoices):
+    class Choices(InductorChoices):
         def uuid(self) -> str:
             """Return the key of these heuristics in caches of compiled code."""
-            return f"anyformer, rows of {LONG_ROW}, 16 warps"
+            return f"anyformer, rows of {LONG_ROW}, 16 warps, casts with gradients of norms"
 
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
@@ -203,6 +219,19 @@ def long_row_choices() -> Any:
                 options = options | {"fixed_config": FixedTritonConfig({"XBLOCK": 1, "num_warps": 16})}
             return options
 
+        @staticmethod
+        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            reads_gradient = node1.is_reduction() and not node2.is_reduction()
+            if config.inductor_choices_class is fused_cast_choices and reads_gradient and shared_data_score == 0:
+                shared_data_score = bytes_read_from(scheduler, node1, node2)
+            return InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
+
+    def bytes_read_from(scheduler: Any, node1: Any, node2: Any) -> int:
+        """Return how much node1 writes that node2 reads in the same order, whatever axes they divide it into."""
+        written = {x.name: x.normalize() for x in node1.read_writes.writes if isinstance(x, MemoryDep)}
+        reads = [x for x in node2.read_writes.reads if isinstance(x, MemoryDep) and x.name in written]
+        return sum(scheduler.dep_size_hint(x) for x in reads if x.normalize() == written[x.name])
+
     def computes_one_long_row(features: Any) -> bool:
         """Return whether a kernel casts rows of more than 2,048 elements to fp8 that it computes from one tensor."""
         nodes, sizes, size = list(features.scheduler_nodes()), V.graph.sizevars, features.reduction_numel
@@ -213,18 +242,73 @@ def long_row_choices() -> Any:
         narrow = any(V.graph.get_dtype(name).itemsize == 1 for name in made)
         return narrow and len(read) == 1
 
-    return LongRows()
+    return Choices()
 
 
-def long_row_options() -> dict[str, Any]:
-    """Return the compile options that select `long_row_choices`; none if Inductor's heuristics have moved."""
+def choice_options(choices: Callable[[], Any]) -> dict[str, Any]:
+    """Return the compile options that select `long_row_choices` or `fused_cast_choices`.
+
+    None if Inductor's heuristics have moved.
+    """
     try:
         from torch._inductor.virtualized import V
 
-        V.set_choices_handler(long_row_choices())
+        V.set_choices_handler(choices())
     except (ImportError, AttributeError, TypeError):
         return {}
-    return {"inductor_choices_class": long_row_choices}
+    return {"inductor_choices_class": choices}
+
+
+def whole_pass_options() -> dict[str, Any]:
+    """Return the compile options by which a tensor takes the place of all of its parts joined again.
+
+    A kernel that writes the gradients of queries, keys and values side by side returns their parts, which autograd
+    concatenates. Inductor's own pass for this does not look through the views of heads.
+    """
+    try:
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+    except ImportError:
+        return {}
+
+    class UseWhole(CustomGraphPass):
+        def __call__(self, graph: Any) -> None:
+            for cat in graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
+                if (whole := joined_again(cat)) is not None:
+                    cat.replace_all_uses_with(whole)
+
+        def uuid(self) -> str:
+            """Return the key of this pass in caches of compiled code."""
+            return "anyformer, whole in place of its parts"
+
+    return {"post_grad_custom_pre_pass": UseWhole()}
+
+
+def joined_again(cat: Any) -> Any:
+    """Return the node of a traced graph whose parts, all in order, `cat` joins; None if there is none."""
+    joined = list(cat.args[0])
+    parts = [part_of(x) for x in joined]
+    if parts[0].target is not operator.getitem:
+        return None
+    split = parts[0].args[0]
+    if split.target is not torch.ops.aten.split_with_sizes.default:
+        return None
+    whole, sizes, *axis = split.args
+    complete = [part.args for part in parts] == [(split, i) for i in range(len(sizes))]
+    found = complete and axis == list(cat.args[1:]) and list(map(layout_of, [*parts, whole]))
+    return whole if found == list(map(layout_of, [*joined, cat])) else None
+
+
+def part_of(x: Any) -> Any:
+    """Return the node of a traced graph of which x is a view."""
+    views = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+    while x.target in views:
+        x = x.args[0]
+    return x
+
+
+def layout_of(x: Any) -> tuple[torch.Size, tuple[int, ...]]:
+    """Return shape and strides of the tensor of a node."""
+    return x.meta["val"].shape, x.meta["val"].stride()
 
 
 def _operator(library: str, name: str) -> Any:

@@ -30,7 +30,8 @@ class ShortRowsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         found = attend_rows_backward(d_out, *ctx.saved_tensors, *ctx.options)
-        return (*(x.transpose(1, 2) for x in found), *(None,) * 7)
+        dq, dk, dv = _split_heads(found, *ctx.saved_tensors[:2])
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), *(None,) * 8
 
 
 def _like(q: Tensor, *_: Any) -> Tensor:
@@ -49,6 +50,7 @@ def attend_rows(
     after: int,
     scale: float,
     dropout: float,
+    crosses: bool,
 ) -> Tensor:
     """Return attention [b, t, h, k]."""
     from anyformer.kernels import triton_short_rows
@@ -65,12 +67,24 @@ def attend_rows(
     return out
 
 
-def _like_inputs(d_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_like(x) for x in inputs[:3])
-    return dq, dk, dv
+def _like_projections(d_out: Tensor, q: Tensor, k: Tensor, *options: Any) -> list[Tensor]:
+    (b, h, t, width), (_, g, s, _), crosses = q.shape, k.shape, options[-1]
+    if crosses:
+        return [q.new_empty(b, t, h * width), q.new_empty(b, s, 2 * g * width)]
+    return [q.new_empty(b, t, (h + 2 * g) * width)]
 
 
-@opaque("short_rows_backward", _like_inputs)
+def _split_heads(projections: list[Tensor], q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """Return the views [b, t, h, k] of queries, keys and values in what one linear layer, or two, project."""
+    width = q.shape[-1]
+    columns = [heads * width for heads in (q.shape[1], k.shape[1], k.shape[1])]
+    sides = [columns] if len(projections) == 1 else [columns[:1], columns[1:]]
+    # along a positive axis, as autograd concatenates parts: the compiler then recognises both as the whole
+    parts = [part for x, side in zip(projections, sides, strict=True) for part in x.split(side, dim=2)]
+    return tuple(part.unflatten(2, (-1, width)) for part in parts)
+
+
+@opaque("short_rows_backward", _like_projections)
 def attend_rows_backward(
     d_out: Tensor,
     q: Tensor,
@@ -83,17 +97,23 @@ def attend_rows_backward(
     after: int,
     scale: float,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries [b, t, h, k], keys and values [b, s, g, k] from that of the output."""
+    crosses: bool,
+) -> list[Tensor]:
+    """Return the gradients of queries, keys and values from that of the output, as linear layers project them.
+
+    Of self-attention it is one matrix [b, t, (h + 2 g) · k], else two: [b, t, h · k] and [b, s, 2 g · k].
+    """
     from anyformer.kernels import triton_short_rows
 
     q, k, v, d_out = (with_unit_stride(x) for x in (q, k, v, d_out.transpose(1, 2)))
-    (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_inputs(d_out, q, k, v)
+    (b, h, t, width), (_, g, s, _), found = q.shape, k.shape, _like_projections(d_out, q, k, crosses)
+    dq, dk, dv = _split_heads(found, q, k)
     triton_short_rows.attend_rows_backward[(b, g)](
-        q, k, v, d_out, *_or_placeholder(q, q_segments, k_segments, seed), *found, scale, *_thresholds(dropout),
+        q, k, v, d_out, *_or_placeholder(q, q_segments, k_segments, seed), dq, dk, dv, scale, *_thresholds(dropout),
         t, s, g, h // g, width, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3],
-        _row_stride(q_segments), _row_stride(k_segments), BEFORE=before, AFTER=after, SEGMENTS=q_segments is not None,
-        DROPOUT=seed is not None, **_tile(t, s, width, BACKWARD_QUERIES), **LAUNCH,
+        _row_stride(q_segments), _row_stride(k_segments), *dq.stride()[:2], *dk.stride()[:2], BEFORE=before,
+        AFTER=after, SEGMENTS=q_segments is not None, DROPOUT=seed is not None,
+        **_tile(t, s, width, BACKWARD_QUERIES), **LAUNCH,
     )  # fmt: skip
     return found
 

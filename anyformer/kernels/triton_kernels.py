@@ -67,6 +67,28 @@ def pass_slopes(x, made, out, sums, m, n, ACT: tl.constexpr, TALL: tl.constexpr,
 
 
 @triton.jit
+def join_parts_and_sum(first, second, third, out, sums, m, row_1, row_2, row_3, n_1, n_2, n_3, TALL: tl.constexpr,
+                       STEP: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Write up to three matrices [m, n_i], of row strides row_i, side by side, and sum each TALL rows of a column."""
+    block, source, stride, width, start_column = tl.program_id(1), first, row_1, n_1, 0
+    blocks_1, blocks_2 = tl.cdiv(n_1, WIDE), tl.cdiv(n_2, WIDE)
+    if block >= blocks_1 + blocks_2:
+        block, source, stride, width = block - blocks_1 - blocks_2, third, row_3, n_3
+        start_column = n_1 + n_2
+    elif block >= blocks_1:
+        block, source, stride, width, start_column = block - blocks_1, second, row_2, n_2, n_1
+    column, n = block * WIDE + tl.arange(0, WIDE)[None], n_1 + n_2 + n_3
+    total = tl.zeros([STEP, WIDE], tl.float32)
+    for start in tl.range(0, TALL, STEP, num_stages=STAGES):
+        row = tl.program_id(0).to(tl.int64) * TALL + start + tl.arange(0, STEP)[:, None]
+        there = (row < m) & (column < width)
+        part = tl.load(source + row * stride + column, mask=there, other=0.0)
+        tl.store(out + row * n + start_column + column, part, mask=there)
+        total += part.to(tl.float32)
+    tl.store(sums + tl.program_id(0) * n + start_column + column, tl.sum(total, 0)[None], mask=column < width)
+
+
+@triton.jit
 def cast_slopes(x, made, out, narrow, scales, sums, m, smallest, largest, N: tl.constexpr, ACT: tl.constexpr,
                 TALL: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Do the same as `pass_slopes` one row at a time, and also store the row in fp8 with its scale.

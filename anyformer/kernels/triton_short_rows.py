@@ -35,9 +35,10 @@ def attend_rows(q, k, v, q_segments, k_segments, seed, out, scale, dropped, keep
 def attend_rows_backward(q, k, v, d_out, q_segments, k_segments, seed, dq, dk, dv, scale, dropped, keep_factor,
                          t, s, groups, repeat, width, q_row, q_head, q_token, k_row, k_head, k_token,
                          v_row, v_head, v_token, d_out_row, d_out_head, d_out_token, q_segment_row, k_segment_row,
+                         dq_row, dq_token, dk_row, dk_token,
                          BEFORE: tl.constexpr, AFTER: tl.constexpr, SEGMENTS: tl.constexpr, DROPOUT: tl.constexpr,
                          T: tl.constexpr, S: tl.constexpr, K: tl.constexpr):  # fmt: skip
-    """Write the gradients of one row and group of heads: dq [b, t, h, k], dk and dv [b, s, g, k].
+    """Write the gradients of one row and group of heads: dq [b, t, h, k], dk and dv [b, s, g, k], heads side by side.
 
     Weights are computed again, transposed: then only the gradient of the scores must be transposed, for dq.
     """
@@ -73,9 +74,9 @@ def attend_rows_backward(q, k, v, d_out, q_segments, k_segments, seed, dq, dk, d
         d_k += tl.dot(d_scores, x)
         found = tl.dot(tl.trans(d_scores), y)
         token = first + tl.arange(0, T)[:, None]
-        at = dq + ((row * t + token) * heads + head) * width + c
+        at = dq + row * dq_row + token * dq_token + head * width + c
         tl.store(at, found.to(dq.dtype.element_ty), mask=(token < t) & (c < width))
-    at, there = ((row * s + j) * groups + group) * width + c, (j < s) & (c < width)
+    at, there = row * dk_row + j * dk_token + group * width + c, (j < s) & (c < width)
     tl.store(dk + at, d_k.to(dk.dtype.element_ty), mask=there)
     tl.store(dv + at, d_v.to(dv.dtype.element_ty), mask=there)
 

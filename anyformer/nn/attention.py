@@ -24,8 +24,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, spec: Attention, width: int, *, cross: bool = False):
         super().__init__()
-        h, g = spec.heads, spec.groups
-        k, k_v = spec.widths(width)
+        h, g, (k, k_v) = spec.heads, spec.groups, spec.widths(width)
         self.heads, self.groups, self.cross = h, g, cross
         self.latent: LatentProjection | None = None
         if cross:
@@ -78,11 +77,12 @@ class MultiHeadAttention(nn.Module):
         return out
 
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        parts = project(self.qkv, ctx.with_memory(x), ctx.fuse_first).split(self.qkv.parts, dim=-1)
+        assert ctx.relation is not None
+        elementwise = self.norms or ctx.relation.rotation is not None or self.value_mix is not None
+        parts = self.qkv.split(ctx.with_memory(x), direct=not elementwise, fusion=ctx.fuse_first)
         q, k, v = (parts[i] for i in self.serves)
         q, k = self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
         v = split_heads(v, self.groups)
-        assert ctx.relation is not None
         q, k = ctx.relation.rotate(q), ctx.relation.rotate(k)
         if self.value_mix is not None:
             assert ctx.first_values is not None
@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         q = ctx.tap("q", self._normed_heads(self.q_norm, self.q(x), self.heads))
         if ctx.encoder_out is None:
             return q, *ctx.read_cross()
-        k, v = self.kv.split(ctx.encoder_out)
+        k, v = self.kv.split(ctx.encoder_out, direct=not self.norms)
         k = ctx.tap("k", self._normed_heads(self.k_norm, k, self.groups))
         v = ctx.tap("v", split_heads(v, self.groups))
         if ctx.cache is not None:

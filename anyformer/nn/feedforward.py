@@ -31,11 +31,11 @@ from anyformer.config import (
 from anyformer.kernels.elementwise import can_gate, silu_gate
 from anyformer.kernels.fused_activation import Act
 from anyformer.kernels.gelu import gelu
-from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step, runs_fused
+from anyformer.kernels.runtime import runs_fused
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.experts import Mixture, SigmoidRouter, SoftmaxRouter, StackedLinear
-from anyformer.nn.linear import Linear, has_hooks, project
+from anyformer.nn.linear import Linear, in_fused_step, project
 
 
 def activation(spec: Activation) -> Callable[[Tensor], Tensor]:
@@ -95,13 +95,6 @@ def act_of(spec: Activation) -> Act | None:
             return None
 
 
-def fuses(x: Tensor, linear: Linear) -> bool:
-    """Return whether matmul and activation fuse: compiled half-precision training, a layer with a bias."""
-    if not linear.fuses_activation or not in_compiled_half_step(x):
-        return False
-    return linear.training and not has_hooks(linear) and (HAS_TRITON or not x.is_cuda)
-
-
 class PlainFFN(nn.Module):
     """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017)."""
 
@@ -117,7 +110,7 @@ class PlainFFN(nn.Module):
         return self.down(self.dropout(h))
 
     def lift(self, x: Tensor) -> Tensor:
-        if self.quick is not None and fuses(x, self.up):
+        if self.quick is not None and self.up.fuses_activation and in_fused_step(self.up, x):
             return self.up.activated(x, self.quick)
         return self.act(self.up(x))
 

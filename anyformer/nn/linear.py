@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from anyformer.config import LoRA
 from anyformer.kernels.fused_activation import Act, fused_linear_activation
 from anyformer.kernels.matmul import RowFusion, has_row_kernel, linear, one_row_linear
+from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step
+from anyformer.kernels.split_linear import MAX_PARTS, split_linear
 from anyformer.nn.lora import LowRank
 
 
@@ -84,9 +86,23 @@ class Linear(nn.Module):
             return fused_linear_activation(x, self.weight, self.bias, act)
         return self.format.activated(x, self.weight, self.bias, act)
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of the parts."""
-        return self(x).split(self.parts, dim=-1)
+    @property
+    def joins_gradients(self) -> bool:
+        """True if one op can compute the parts, and their gradients, in compiled half-precision training."""
+        plain = self.format is None and self.lora is None and self.weight is not None
+        return plain and self.bias is not None and 1 < len(self.parts) <= MAX_PARTS
+
+    def split(self, x: Tensor, direct: bool = False, fusion: RowFusion | None = None) -> tuple[Tensor, ...]:
+        """Return the outputs of the parts. `direct`: a kernel reads them as they are; `fusion`: see `project`.
+
+        Gradients of an elementwise function of the parts are left to the compiler, which joins them as it computes
+        them.
+        """
+        if direct and self.joins_gradients and in_fused_step(self, x):
+            assert self.weight is not None
+            assert self.bias is not None
+            return split_linear(x, self.weight, self.bias, self.parts)
+        return project(self, x, fusion).split(self.parts, dim=-1)
 
     def has_row_kernel(self, dtype: torch.dtype) -> bool:
         """Return whether `fused_row` supports a row of this data type on a GPU."""
@@ -126,6 +142,11 @@ def project(layer: nn.Module, x: Tensor, fusion: RowFusion | None) -> Tensor:
         return layer(x)
     assert isinstance(layer, Linear)
     return layer.fused_row(x, fusion)
+
+
+def in_fused_step(layer: nn.Module, x: Tensor) -> bool:
+    """Return whether a layer may be fused with what follows: compiled half-precision training, without hooks."""
+    return in_compiled_half_step(x) and layer.training and not has_hooks(layer) and (HAS_TRITON or not x.is_cuda)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -159,7 +159,7 @@ def build(
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
     model, loader = ranks.on_each(make)
-    options = compile_options(model.config, precision == "fp8")
+    options = compile_options(model.config, precision == "fp8") if compiled else None
     compile_part = (lambda part: part.compile(options=options)) if compiled else None
     matrices = hidden_matrices(model)  # before they are split
     divide_model(model, ranks, recipe.parallel.shard, device, compile_part)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from anyformer.kernels.fp8 import E4M3, E5M2, launch, reference, to_fp8
-from anyformer.kernels.private import long_row_options
+from anyformer.kernels.private import choice_options, long_row_choices
 from anyformer.transforms import fp8
 
 CUDA = torch.device("cuda")
@@ -40,7 +40,7 @@ def test_long_rows_are_cast_in_one_pass(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
     x = (torch.randn(300, width) * torch.rand(300, 1)).to(CUDA, torch.bfloat16)
-    cast = torch.compile(lambda x: to_fp8(2 * x, dtype), options=long_row_options())
+    cast = torch.compile(lambda x: to_fp8(2 * x, dtype), options=choice_options(long_row_choices))
     (found, scale), (code,) = run_and_get_code(cast, x)
     due, due_scale = to_fp8(2 * x, dtype)
     assert "triton_red_" not in code

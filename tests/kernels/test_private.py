@@ -1,10 +1,12 @@
 """Private functions of torch are named in one file, and each fallback gives the same result."""
 
 import ast
+import math
 import pickle
 import re
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,9 +14,16 @@ from typing import Any, NamedTuple
 import pytest
 import sympy
 import torch
+from torch import Tensor
 from torch._inductor import config
+from torch._inductor.choices import InductorChoices
+from torch._inductor.decomposition import decompositions
+from torch._inductor.dependencies import MemoryDep, StarDep
+from torch._inductor.fx_passes import joint_graph
 from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import anyformer
 from anyformer.kernels import private
@@ -208,9 +217,115 @@ def test_long_rows_are_reduced_at_once_by_option(kernel: Reduction, usual: bool,
         assert heuristics.should_use_persistent_reduction(kernel, False) == (due if on else usual)
 
 
-def test_options_for_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    (option,) = private.long_row_options().items()
+class Node(NamedTuple):
+    """The facts about a kernel that Inductor compares before it fuses two."""
+
+    reads: tuple[MemoryDep | StarDep, ...]
+    writes: tuple[MemoryDep | StarDep, ...]
+    reduces: bool
+
+    @property
+    def read_writes(self) -> "Node":
+        return self
+
+    def is_reduction(self) -> bool:
+        return self.reduces
+
+    def get_nodes(self) -> list["Node"]:
+        return [self]
+
+    def is_foreach(self) -> bool:
+        return False
+
+
+def axes(name: str, *sizes: int) -> MemoryDep:
+    """Return an access to all elements of a contiguous buffer by some axes."""
+    variables = tuple(sympy.Symbol(f"d{i}", integer=True) for i in range(len(sizes)))
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    index = sum(x * stride for x, stride in zip(variables, strides, strict=True))
+    return MemoryDep(name, index, variables, tuple(map(sympy.Integer, sizes)))
+
+
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize(
+    ("read", "shared"),
+    [
+        (axes("grad", 8, 6), True),  # by other axes, in the same order
+        (axes("other", 8, 6), False),
+        (axes("grad", 6, 8), True),
+        (MemoryDep("grad", 8 * sympy.Symbol("d0") + sympy.Symbol("d1"), sympy.symbols("d0 d1"), (6, 8)), True),
+        (MemoryDep("grad", 6 * sympy.Symbol("d1") + sympy.Symbol("d0"), sympy.symbols("d0 d1"), (6, 8)), False),
+        (StarDep("grad"), False),
+    ],
+)
+def test_gradients_of_norms_are_cast_by_the_kernel_that_adds_them(
+    read: MemoryDep | StarDep, shared: bool, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[int]()
+    monkeypatch.setattr(
+        InductorChoices, "can_fuse", staticmethod(lambda *given: seen.append(given[-1]) or given[-1] > 0)
+    )
+    norm = Node((), (axes("grad", 2, 4, 6), StarDep("sums")), reduces=True)
+    cast = Node((read,), (axes("cast", 48),), reduces=False)
+    graph = SimpleNamespace(sizevars=SizeVarAllocator())
+    scheduler = SimpleNamespace(dep_size_hint=lambda x: 48)
+    option = private.fused_cast_choices if on else None
+    with V.set_graph_handler(graph), config.patch(inductor_choices_class=option):
+        heuristics = private.fused_cast_choices()
+        assert heuristics.can_fuse(scheduler, norm, cast, 0) == (on and shared)
+        assert not heuristics.can_fuse(scheduler, cast, norm, 0)  # only what is computed from the gradient
+        assert heuristics.can_fuse(scheduler, norm, cast, 7)
+    assert seen == [48 if on and shared else 0, 0, 7]
+
+
+def heads(x: Tensor, *order: int) -> Tensor:
+    """Return the parts of x in some order, each seen as heads on the way, concatenated."""
+    parts = [part.unflatten(2, (-1, 4)).transpose(1, 2) for part in x.split([8, 4, 4], dim=2)]
+    return torch.cat([parts[i].transpose(1, 2).flatten(2) for i in order], dim=2)
+
+
+JOINED = {
+    "whole": (lambda x: heads(x, 0, 1, 2), True),
+    "without heads": (lambda x: torch.cat(x.split([8, 4, 4], dim=2), dim=2), True),
+    "along rows": (lambda x: torch.cat(x.split([2, 1], dim=0), dim=0), True),
+    "in another order": (lambda x: heads(x, 0, 2, 1), False),
+    "without the last": (lambda x: heads(x, 0, 1), False),
+    "with one twice": (lambda x: heads(x, 0, 1, 1), False),
+    "along another axis": (lambda x: torch.cat(x.split([8, 8], dim=2), dim=1), False),
+    "of two tensors": (lambda x: torch.cat([x.split([8, 8], dim=2)[0], (x + 1).split([8, 8], dim=2)[1]], dim=2), False),
+    "changed": (lambda x: torch.cat([2 * part for part in x.split([8, 8], dim=2)], dim=2), False),
+    "rearranged": (lambda x: torch.cat([y.reshape(3, 4, 5).mT.reshape(3, 5, 4) for y in x.split(4, 2)], dim=2), False),
+    "of an input": (lambda x: torch.cat([x, x + 1], dim=2), False),
+    "of another layout": (lambda x: heads(x.mT.contiguous().mT, 0, 1, 2), False),
+}
+
+
+@pytest.mark.parametrize(("function", "due"), JOINED.values(), ids=JOINED)
+def test_a_tensor_takes_the_place_of_its_parts_joined_again(function: Callable[[Tensor], Tensor], due: bool) -> None:
+    x = torch.randn(3, 5, 16)
+    traced = make_fx(function, decompositions, tracing_mode="fake")(x)
+    (use_whole,) = private.whole_pass_options().values()
+    joint_graph.early_patterns.apply(traced.graph)  # as the compiler does before
+    use_whole(traced.graph)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    kept = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+    assert bool(kept) != due
+    assert torch.equal(traced(x), function(x))
+
+
+def test_the_pass_over_parts_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((name, use_whole),) = private.whole_pass_options().items()
+    assert hasattr(config, name)
+    assert use_whole.uuid() == private.whole_pass_options()[name].uuid()  # compiled code is cached by it
+    monkeypatch.setitem(sys.modules, "torch._inductor.custom_graph_pass", None)
+    assert private.whole_pass_options() == {}
+
+
+@pytest.mark.parametrize("choices", [private.long_row_choices, private.fused_cast_choices])
+def test_options_that_select_heuristics(choices: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    (option,) = private.choice_options(choices).items()
     assert hasattr(config, option[0])
-    assert pickle.loads(pickle.dumps(option[1])) is private.long_row_choices  # compiled code is cached by its options
+    assert pickle.loads(pickle.dumps(option[1])) is choices  # compiled code is cached by its options
     monkeypatch.setitem(sys.modules, "torch._inductor.choices", None)
-    assert private.long_row_options() == {}
+    assert private.choice_options(choices) == {}

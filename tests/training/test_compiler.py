@@ -5,7 +5,7 @@ import torch
 
 from anyformer import presets
 from anyformer.config import io
-from anyformer.kernels.private import long_row_options
+from anyformer.kernels.private import choice_options, fused_cast_choices, long_row_choices, whole_pass_options
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import TokenTask
@@ -16,11 +16,14 @@ TWO_PASSES = {"triton.mix_order_reduction": False}
 PREFETCHED = {"triton.mix_order_reduction_allow_multi_stages": True}
 
 
-@pytest.mark.parametrize(("width", "found"), [(256, PREFETCHED), (512, TWO_PASSES), (768, PREFETCHED), (2048, None)])
-def test_short_rows_are_passed_twice(width: int, found: dict[str, bool] | None) -> None:
+@pytest.mark.parametrize(("width", "found"), [(256, PREFETCHED), (512, TWO_PASSES), (768, PREFETCHED), (2048, {})])
+def test_short_rows_are_passed_twice(width: int, found: dict[str, bool]) -> None:
     config = presets.gpt2(depth=1, width=width, heads=4)
-    assert compile_options(config, fp8=False) == found
-    assert compile_options(config, fp8=True) == TWO_PASSES | long_row_options()
+    casts = {} if found == TWO_PASSES else choice_options(fused_cast_choices)
+    for fp8, due in ((False, found | casts), (True, TWO_PASSES | choice_options(long_row_choices))):
+        options = compile_options(config, fp8)
+        assert {name: option for name, option in options.items() if name in due} == due
+        assert options.keys() - due.keys() == whole_pass_options().keys()
 
 
 @pytest.mark.parametrize(
