@@ -27,10 +27,14 @@ TINY: dict[str, int] = {"depth": 1, "width": 32, "heads": 2, "ff": 64, "vocab": 
 LENGTH, STEP = 128, 8  # of packed rows; to a multiple of which others are padded: few shapes
 
 
+def has_multi30k() -> bool:
+    return find("multi30k/tok/train.lc.norm.tok.en") is not None
+
+
 def recipe(sizes: dict[str, int], tokens: int, folder: Path) -> Recipe:
     """Transformer-base, with dropout where `TorchPair` has it."""
     changes = [f"batches={{kind='packed', tokens={tokens}, length={LENGTH}}}", "data.valid=none", "data.test=none"]
-    if find("multi30k/tok/train.lc.norm.tok.en") is None:
+    if not has_multi30k():
         for number, side in enumerate(("en", "de")):
             text = "\n".join(pair[number] for pair in pairs())
             (folder / f"train.{side}").write_text(text + "\n", encoding="utf-8")

@@ -34,7 +34,7 @@ def train_bert(sheet: Sheet) -> None:
 def train_ragged(sheet: Sheet) -> None:
     sizes = {"width": 256, "depth": 3, "tokens": 1024}
     ways = {"ours": partial(ragged.ours, **sizes), "torch.nn": partial(ragged.torch_nn, **sizes)}
-    ragged.compare(sheet, "train_ragged", ways)
+    ragged.compare(sheet, "train_ragged", ways, "synthetic captions")
 
 
 def decode_gpt2(sheet: Sheet) -> None:

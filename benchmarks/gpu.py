@@ -68,7 +68,8 @@ def train_multi30k(sheet: Sheet, tiny: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         given = sizes, tokens, Path(folder)
         ways = {"ours": partial(captions.ours, *given), "torch.nn": partial(captions.torch_nn, *given)}
-        ragged.compare(sheet, "train_multi30k", ways, **few)
+        data = "Multi30k" if captions.has_multi30k() else "synthetic captions"
+        ragged.compare(sheet, "train_multi30k", ways, data, **few)
 
 
 def _idle(sheet: Sheet, key: str, recipe: str) -> None:
@@ -104,9 +105,11 @@ def bigbird_16k(sheet: Sheet, tiny: bool) -> None:
 def window_64k(sheet: Sheet, tiny: bool) -> None:
     """Speed of a causal window relative to full causal attention."""
     ways = long.window(*(2, 16, 512, 64) if tiny else (12, 64, 65536, 1024))
-    seconds = {name: clock(way, warm=3, rounds=10)[0].median for name, way in ways.items()}
+    times = {name: clock(way, warm=3, rounds=10)[0] for name, way in ways.items()}
+    seconds = {name: time.median for name, time in times.items()}
+    ranges = {name: [time.low, time.high] for name, time in times.items()}
     sheet.put("window_64k", seconds["cuDNN, causal"] / seconds["ours"], 1.0, "times", peer_name="cuDNN, causal",
-              seconds=seconds, together=long.TOGETHER)  # fmt: skip
+              seconds=seconds, seconds_spread=ranges, together=long.TOGETHER)  # fmt: skip
 
 
 def memory(sheet: Sheet, tiny: bool) -> None:
@@ -121,10 +124,12 @@ def memory(sheet: Sheet, tiny: bool) -> None:
 def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 1, 8, 16) if tiny else (*BILLION, 1, 8, 256))
     rates = sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5)
+    row = sheet.rows["decode_1b_b1"]
     for bits in (8, 4):
-        share = {"ours": sheet.rows["decode_1b_b1"]["share"][f"ours, {bits} bits"]}
-        sheet.put(f"decode_1b_b1_int{bits}", rates[f"ours, {bits} bits"], rates["ours"], "tokens/s",
-                  peer_name="ours in bf16", share=share)  # fmt: skip
+        name, peer = f"ours, {bits} bits", "ours in bf16"
+        spread = {"ours": row["spread"][name], peer: row["spread"]["ours"]}
+        sheet.put(f"decode_1b_b1_int{bits}", rates[name], rates["ours"], "tokens/s", peer_name=peer,
+                  share={"ours": row["share"][name]}, spread=spread)  # fmt: skip
 
 
 def prefill_8k(sheet: Sheet, tiny: bool) -> None:

@@ -33,6 +33,7 @@ from anyformer.nn.model import Transformer
 from anyformer.tasks.base import TokenTask
 from anyformer.training.objective import Objective
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish
+from benchmarks.side_by_side import alone, join
 
 KEY = "growth"
 GPU = DEVICE == "cuda"
@@ -120,19 +121,22 @@ def measure(sizes: Sizes, warm: int, rounds: int) -> tuple[float, int]:
     """The median of a step's seconds, and its memory."""
     work, times = make(sizes), []
     memory = 0 if GPU else kept(work)
-    for number in range(warm + rounds):
-        if GPU and number == warm:
-            torch.cuda.reset_peak_memory_stats()
-        finish()
-        began = clock()
+    for _ in range(warm):
         work.step()
-        finish()
-        times.append(clock() - began)
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+    with alone():
+        for _ in range(rounds):
+            finish()
+            began = clock()
+            work.step()
+            finish()
+            times.append(clock() - began)
     if GPU:
         memory = torch.cuda.max_memory_allocated()
     del work
     gc.collect()
-    return statistics.median(times[warm:]), memory
+    return statistics.median(times), memory
 
 
 def kept(work: Work) -> int:
@@ -209,6 +213,7 @@ def main() -> None:
     name = torch.cuda.get_device_name().split()[-1].lower() if GPU else "cpu"
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.recompile_limit = 64  # every shape is one
+    join()
     sheet = Sheet(args.out or RESULTS / f"{name}.json")
     torch.set_num_threads(1)
     most = sheet.rows["machine"]["product_flops"] if GPU else product()

@@ -101,10 +101,10 @@ def rates(
     return {name: sorted(some) for name, some in found.items()}
 
 
-def compare(sheet: Sheet, key: str, ways: dict[str, Callable[[], Taken]], **few: int) -> None:
-    """Write the row that compares ours with torch.nn."""
+def compare(sheet: Sheet, key: str, ways: dict[str, Callable[[], Taken]], data: str, **few: int) -> None:
+    """Write the row that compares ours with torch.nn; `data` names the pairs."""
     found = rates(ways, **few)
     middle = {name: median(some) for name, some in found.items()}
     spread = {name: [some[0], some[-1]] for name, some in found.items()}
-    how = {"peer_name": "torch.nn", "rates": middle, "spread": spread}
+    how = {"peer_name": "torch.nn", "rates": middle, "spread": spread, "data": data}
     sheet.put(key, middle["ours"], middle["torch.nn"], "real tokens/s", **how)

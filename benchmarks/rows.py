@@ -8,7 +8,10 @@ Kind = Literal["peer", "ours", "alone"]  # against another library, against ours
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. `ours` and `peer` say how each side runs; `kind` says in which table the row is."""
+    """One line of a table. `ours` and `peer` say how each side runs; `kind` says in which table the row is.
+
+    DATA in the conditions stands for the data of the run.
+    """
 
     work: str
     conditions: str = ""
@@ -32,7 +35,7 @@ ROWS: dict[str, dict[str, Row]] = {
         ),
         "train_multi30k": Row(
             f"training, {BASE}, pairs of unequal length",
-            f"Multi30k (or synthetic captions where it is missing: not recorded), batches of 16,384 tokens, {BF16}",
+            f"DATA, batches of 16,384 tokens, {BF16}",
             f"{GRAPH}; packed rows", "compiled; the same number of pairs in random order, padded to the longest",
         ),
         "bigbird_16k": Row(
@@ -205,7 +208,7 @@ def peers(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]:
             table.append(
                 (
                     f"{row.work} (`{key}`)",
-                    row.conditions,
+                    row.conditions.replace("DATA", rows[key].get("data", "")),
                     row.ours,
                     f"{name.split(',')[0]}: {row.peer}",
                     *both,
@@ -216,10 +219,22 @@ def peers(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]:
     return table
 
 
+def ranges(row: dict[str, Any], *names: str) -> str:
+    """Return the slowest and the fastest run of each side."""
+    if "seconds_spread" in row:
+        spread = {name: [1e3 * took for took in some] for name, some in row["seconds_spread"].items()}
+        unit = " ms"
+    else:
+        spread, unit = row.get("spread", {}), ""
+    return ", ".join(
+        f"{number(low)} to {number(high)}{unit}" for low, high in (spread[n] for n in names if n in spread)
+    )
+
+
 def checks(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]:
     """Return the table of what was measured beside the speed."""
     table: list[tuple[str, ...]] = [
-        ("key", "GiB, ours and peer", "first loss, ours and peer", "same ids", "utilisation")
+        ("key", "runs, ours and peer", "GiB, ours and peer", "first loss, ours and peer", "same ids", "utilisation")
     ]
     for key in (key for key, row in known.items() if row.kind != "alone" and key in rows):
         row, name = rows[key], rows[key].get("peer_name") or ""
@@ -231,8 +246,9 @@ def checks(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]
             ids = "with ours in fp32: ours {:.1%}, peer {:.1%}".format(*both)
         memory = ", ".join(f"{n / 2**30:.1f}" for n in (row.get("memory", {}).get(way) for way in ("ours", name)) if n)
         used = f"{share['ours']:.0%} {'of bandwidth' if key.startswith('decode') else 'MFU'}" if share else ""
-        if any((memory, loss, ids, used)):
-            table.append((f"`{key}`", memory, loss, ids, used))
+        runs = ranges(row, "ours", name)
+        if any((runs, memory, loss, ids, used)):
+            table.append((f"`{key}`", runs, memory, loss, ids, used))
     return table
 
 
