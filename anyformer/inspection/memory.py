@@ -4,9 +4,9 @@
     optimizer     its state in fp32: of AdamW two values for each weight (`optimizer_cost.py`)
     casts         copies of the weights in half precision, which the backward pass reads
     activations   tensors saved for the backward pass: those of `count`, and the ones it leaves out. The residual stream
-                  is fp32 in any precision, so norms save it in fp32 unless compiled; dropout masks, one byte per value;
-                  the log-sum-exp of attention; a fused q/k/v projection, which stays allocated after queries and keys
-                  are rotated because the values are a view of it
+                  is fp32 in any precision, so norms save it in fp32 unless compiled; dropout masks, one byte per value,
+                  unless compiled; the log-sum-exp of attention; a fused q/k/v projection, which stays allocated after
+                  queries and keys are rotated because the values are a view of it
     passing       the largest transient allocation while all of the above exist: the logits of the loss, or the
                   gradients within a layer; with `recompute` also the activations of one layer
     masks         with `context`, which splits rows among processes: between the tokens of one process and whole rows,
@@ -102,6 +102,11 @@ class _Mode(NamedTuple):
     size: int  # bytes of one activation value
     compiled: bool
 
+    @property
+    def dropout(self) -> int:
+        """Bytes of one value of a dropout mask, which compiled code computes again."""
+        return 0 if self.compiled else MASK
+
 
 def training_memory(
     config: ModelConfig,
@@ -194,7 +199,7 @@ class _SideMemory(NamedTuple):
             inputs += b * tokens * d * FP32 * group.times
         read = config.source if side == "encoder" else config.target
         assert read is not None
-        outside = b * t * d * MASK * ((read.dropout > 0) + (stack.dropout > 0))
+        outside = b * t * d * mode.dropout * ((read.dropout > 0) + (stack.dropout > 0))
         names = f"{'source' if side == 'encoder' else 'target'} embeddings", f"{side} final norm"
         for part, _, cost in side_costs(config, side, stack, b, t, s):
             if part in names:  # nearly all of this is in norms
@@ -214,7 +219,7 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
     stream = {"pre": 1.0, "post": 1.0, "branch": 0.0, "sandwich": 0.5}[block.placement]  # norms that read it
     saved += int(norms * (size + stream * (_norm_input_bytes(block.norm, mode) - size)))
     saved += norms * FP32 * (_norm_saves(block.norm, mode) - 1)
-    saved += rows * d * MASK * branches * (block.dropout > 0)
+    saved += rows * d * mode.dropout * branches * (block.dropout > 0)
     for a, keys in ((block.mixer, t), (block.cross, s)):
         if isinstance(a, Attention):
             saved += FP32 * rows * a.heads
@@ -224,7 +229,7 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
     spec = block.feedforward
     if not isinstance(spec, (Experts, NoFeedForward)):
         f = rows * hidden_width(spec, d)
-        saved += f * MASK * (spec.dropout > 0)
+        saved += f * mode.dropout * (spec.dropout > 0)
         if mode.compiled and isinstance(spec, Gated):
             saved -= f * size  # the activated gate is recomputed
         elif mode.compiled and isinstance(spec.activation, Relu) and (size == FP32 or not spec.bias or spec.dropout):

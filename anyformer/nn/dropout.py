@@ -1,5 +1,7 @@
 """Dropout that launches nothing in evaluation and draws its mask faster in training."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,8 +24,7 @@ class Dropout(nn.Dropout):
         if not (self.training and self.p):
             return x
         if torch.compiler.is_compiling() and x.is_cuda and x.numel() < 2**31:
-            seed = torch.randint(2**31 - 1, (), device=x.device, dtype=torch.int32)
-            return torch.where(keep_mask(x, self.p, seed), x * (1 / (1 - self.p)), 0.0)
+            return hashed_dropout(x, self.p, torch.randint(2**31 - 1, (), device=x.device, dtype=torch.int32))
         if self.p < 1 and type(x) is Tensor and x.device.type == "cpu" and x.numel() >= MIN_ELEMENTS and not _traced():
             return x * noise(x, self.p)
         return super().forward(x)
@@ -40,6 +41,35 @@ def noise(x: Tensor, p: float) -> Tensor:
     drawn = np.random.SFC64(int(torch.randint(2**63 - 1, ()))).random_raw(-(-x.numel() // 4)).view(np.uint16)
     keep = torch.from_numpy(drawn[: x.numel()] >= dropped).view(x.shape)
     return keep.to(x.dtype).mul_(1 / (1 - p))
+
+
+def hashed_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    """Drop elements by the hash of `keep_mask`."""
+    if functorch_is_active():  # for which a custom function has no rules
+        return _drop(x, keep_mask(x, p, seed), p)
+    found: Tensor = _HashedDropout.apply(x, p, seed)
+    return found
+
+
+class _HashedDropout(torch.autograd.Function):
+    """Dropout that computes its mask again in the backward pass. The compiler would store it, a byte per element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, seed: Tensor) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.p = p
+        return _drop(x, keep_mask(x, p, seed), p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (seed,) = ctx.saved_tensors
+        # of a vector: the compiler would take an expression equal to the forward pass's from there
+        mask = keep_mask(grad.new_empty(grad.numel()), ctx.p, seed).view(grad.shape)
+        return _drop(grad, mask, ctx.p), None, None
+
+
+def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    return torch.where(mask, x * (1 / (1 - p)), 0.0)
 
 
 def keep_mask(x: Tensor, p: float, seed: Tensor) -> Tensor:

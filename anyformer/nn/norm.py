@@ -178,8 +178,11 @@ def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred:
 
 
 class _Narrow(torch.autograd.Function):
-    """Norm that saves the normalised x in bf16 for the backward pass, as matmuls save their inputs in half precision.
-    The compiler would save fp32; writing and reading it takes longer than the rest of the norm."""
+    """Norm that rounds the normalised x to bf16, as matmuls round their inputs.
+
+    The backward pass, and a residual sum after the norm, then read two bytes per element. The compiler would write and
+    read fp32, which takes longer than the rest of the norm.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -190,8 +193,10 @@ class _Narrow(torch.autograd.Function):
         else:
             scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
             made = x * scale
-        ctx.save_for_backward(_shortened(made), scale, weight)
+        short = _shortened(made)
+        ctx.save_for_backward(short, scale, weight)
         ctx.biased, ctx.centred = bias is not None, centred
+        made = _lengthened(short)
         return made * weight if bias is None else made * weight + bias
 
     @staticmethod

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.nn.dropout import MIN_ELEMENTS, Dropout, keep_mask, noise
+from anyformer.nn.dropout import MIN_ELEMENTS, Dropout, hashed_dropout, keep_mask, noise
+from tests.narrow import kept
 
 SEEDS = [torch.tensor(seed, dtype=torch.int32) for seed in (0, 1, 2**31 - 2, 12345)]
 
@@ -39,6 +40,32 @@ def test_neighbours_and_seeds_have_nothing_in_common(mask_of: Any) -> None:
 def test_the_same_seed_drops_the_same(mask_of: Any) -> None:
     x = torch.empty(3, 5, 7)
     assert torch.equal(mask_of(x, 0.3, SEEDS[3]), mask_of(x, 0.3, SEEDS[3]))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradient_drops_what_was_dropped_and_no_mask_is_kept(compiled: bool) -> None:
+    torch.compiler.reset()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return hashed_dropout(x.sin(), 0.3, SEEDS[3]).cos()
+
+    way = torch.compile(run, backend="aot_eager_decomp_partition") if compiled else run
+    x = torch.randn(40, 3, 50, requires_grad=True)
+    mask = keep_mask(x, 0.3, SEEDS[3])
+    due = torch.where(mask, x.sin() / 0.7, 0.0).cos()
+    found = way(x)
+    torch.testing.assert_close(found, due)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (found, due)]
+    torch.testing.assert_close(*slopes)
+    if compiled:
+        assert kept(way, 40, 3, 50, device="cpu") < 4.5  # x alone
+
+
+def test_a_hash_drops_under_functional_transforms() -> None:
+    x = torch.randn(4, 30)
+    slopes = torch.func.vmap(torch.func.grad(lambda row: hashed_dropout(row, 0.5, SEEDS[3]).sum()))(x)
+    assert slopes.equal(keep_mask(x[0], 0.5, SEEDS[3]).expand(4, -1) * 2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -308,3 +308,19 @@ def test_a_compiled_step_of_half_precision_keeps_half_of_the_bytes(spec) -> None
     same(norm, norm, run, 4, 30, 64)
     assert kept(run, 4, 30, 64, device="cpu") < 2.3
     assert kept(norm, 4, 30, 64, device="cpu") > 4
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm()])
+def test_a_compiled_step_of_half_precision_rounds_once(spec) -> None:
+    """The output and the gradient of γ come from the same rounded values."""
+    torch.compiler.reset()
+    norm = build_norm(spec, 64)
+    begin(norm, "cpu")
+    x = torch.randn(4, 30, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.compile(norm, backend="aot_eager")(x)
+    (slope,) = torch.autograd.grad(found.sum(), norm.weight)
+    normalised = (found if spec.kind == "rms" else found - norm.bias) / norm.weight
+    torch.testing.assert_close(normalised, normalised.bfloat16().float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(slope, normalised.sum((0, 1)), rtol=1e-4, atol=1e-4)
