@@ -10,7 +10,7 @@ Kind = Literal["peer", "ours", "alone"]  # against another library, against ours
 class Row:
     """One line of a table. `ours` and `peer` say how each side runs; `kind` says in which table the row is.
 
-    DATA in the conditions stands for the data of the run.
+    DATA in the conditions is replaced by the data of the run.
     """
 
     work: str

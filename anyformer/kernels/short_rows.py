@@ -101,7 +101,7 @@ def attend_rows_backward(
 ) -> list[Tensor]:
     """Return the gradients of queries, keys and values from that of the output, as linear layers project them.
 
-    Of self-attention it is one matrix [b, t, (h + 2 g) · k], else two: [b, t, h · k] and [b, s, 2 g · k].
+    Self-attention has one matrix [b, t, (h + 2 g) · k], cross-attention two: [b, t, h · k] and [b, s, 2 g · k].
     """
     from anyformer.kernels import triton_short_rows
 

@@ -145,7 +145,7 @@ def project(layer: nn.Module, x: Tensor, fusion: RowFusion | None) -> Tensor:
 
 
 def in_fused_step(layer: nn.Module, x: Tensor) -> bool:
-    """Return whether a layer may be fused with what follows: compiled half-precision training, without hooks."""
+    """Return whether a layer may be fused with the next operation: compiled half-precision training, without hooks."""
     return in_compiled_half_step(x) and layer.training and not has_hooks(layer) and (HAS_TRITON or not x.is_cuda)
 
 

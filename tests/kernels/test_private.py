@@ -273,7 +273,7 @@ def test_gradients_of_norms_are_cast_by_the_kernel_that_adds_them(
     with V.set_graph_handler(graph), config.patch(inductor_choices_class=option):
         heuristics = private.fused_cast_choices()
         assert heuristics.can_fuse(scheduler, norm, cast, 0) == (on and shared)
-        assert not heuristics.can_fuse(scheduler, cast, norm, 0)  # only what is computed from the gradient
+        assert not heuristics.can_fuse(scheduler, cast, norm, 0)  # only the results of the gradient
         assert heuristics.can_fuse(scheduler, norm, cast, 7)
     assert seen == [48 if on and shared else 0, 0, 7]
 
