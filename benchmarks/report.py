@@ -23,7 +23,7 @@ PEERS = {
     "cpu": ("transformers", "ctranslate2"),
 }  # packages whose version is recorded
 ALT = {
-    "h200": "Our speed relative to the fastest peer on an H200: 1.08 in training GPT-2 to 21 in beam search",
+    "h200": "Our speed relative to the fastest peer on an H200: 1.09 in training GPT-2 to 12.5 in greedy decoding",
     "cpu": "Our speed relative to each peer on two CPU cores: 1.00 to 2.18, but below 1 beside CTranslate2 int8",
 }
 LABELS = {  # in the figure
@@ -56,9 +56,9 @@ MEMORY = {
         "peak allocated",
         "bf16, blocks compiled, the rest eager",
         "`training_memory`",
-        "No step took less than about 10 ms: small steps are probably launch-bound (not profiled). Larger steps have a "
-        "higher MFU than the base, and a causal kernel skips half of the attention that is counted. These points "
-        "predate two memory savings (loss in chunks, norms that save two bytes per value), which the prediction has.",
+        "No step took less than about 8 ms: small steps are probably launch-bound (not profiled). Larger steps have a "
+        "higher MFU than the base, and a causal kernel skips half of the attention that is counted. The prediction is "
+        "of a model that is compiled as a whole: here the peak is up to 8 % above it.",
     ),
     "cpu": (
         "saved for the backward pass",
@@ -80,12 +80,12 @@ comparisons of ours with ours are in separate tables; a peer that is faster is i
   within 1e-4 (on a GPU in bf16, 1e-2), otherwise the row is marked. A row without it has no such check: BigBird's
   random links and weights differ, and rows of pairs compare ways to batch.
 - *Same ids*: the fraction of decoded tokens that agree. In fp32 on the CPU it is 100 %. In bf16 with random weights
-  near ties between logits may break differently, and the texts differ from there on: the Llama rows agree on 6 and 27
-  % of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
+  near ties between logits may break differently, and the texts differ from there on: the Llama rows agree on 2 and 6 %
+  of the tokens in bf16, and on 99 to 100 % in fp32 on the same GPU (`decode_1b_fp32`).
 - nanoGPT and gpt-fast are their public model files with our weights, compiled; versions are the beginning of the
-  SHA-256 of the file. On the H200 `train_gpt2`, `train_gpt2_fp8`, `train_bert`, `window_64k`, the start times and the
-  speeds of a large matmul and copy are of an earlier run, and growth is of one before that. All others are of one day,
-  the two sides of each row of one run. The peer's 4 beams varied from 7,202 to 10,594 tokens/s in its run.
+  SHA-256 of the file. On the H200 all rows but the start times are of one day, the two sides of each row of one run:
+  `train_gpt2`, `train_base`, `train_bert`, `train_multi30k`, `bigbird_16k`, idle times, `memory` and the speeds of a
+  large matmul and copy of one, growth of another, all others of a third. The start times are of an earlier day.
   `start_shakespeare` finds the bytecode that Python stores at a first start. The CPU is a Xeon with AVX-512 VNNI;
   [the log](log.md) has figures of an Arm CPU.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel

@@ -95,7 +95,7 @@ ways = [reference, pytest.param(launch, marks=pytest.mark.skipif(not INTERPRETED
 def test_side_by_side_with_sums(
     way: Callable[..., tuple[Tensor, Tensor]], rows: int, widths: list[int], apart: bool
 ) -> None:
-    """Of separate matrices, and of parts of one matrix."""
+    """The matrices are separate, or parts of one."""
     whole = torch.randn(rows, sum(widths))
     parts = [part.contiguous() if apart else part for part in whole.split(widths, dim=1)]
     joined, sums = way(parts)
