@@ -40,8 +40,10 @@ def train_ragged(sheet: Sheet) -> None:
 def decode_gpt2(sheet: Sheet) -> None:
     work, ways = decoding.gpt2(depth=12, width=768, heads=12, vocab=50257, rows=1, prompt=16, new=48)
     rates = sheet.measure("decode_gpt2", work, "tokens/s", ways, rounds=3, warm=1)
-    few, all_ = rates["ours, 4 bits, compiled"], rates["ours, compiled"]
-    sheet.put("decode_gpt2_int4", few, all_, "tokens/s", peer_name="ours in fp32, both compiled")
+    spread, mine, peer = sheet.rows["decode_gpt2"]["spread"], "ours, 4 bits, compiled", "ours, compiled"
+    name = "ours in fp32, both compiled"
+    both = {"ours": spread[mine], name: spread[peer]}
+    sheet.put("decode_gpt2_int4", rates[mine], rates[peer], "tokens/s", peer_name=name, spread=both)
 
 
 def decode_base(sheet: Sheet) -> None:
@@ -49,8 +51,8 @@ def decode_base(sheet: Sheet) -> None:
     work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=4)
     rates = sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1, against="transformers")
     pairs = {
-        "decode_base_beam4_int8": ("ours, 8 bits", "transformers"),
-        "decode_base_beam4_int4": ("ours, 4 bits", "transformers"),
+        "decode_base_beam4_int8": ("ours, 8 bits", "ours"),
+        "decode_base_beam4_int4": ("ours, 4 bits", "ours"),
         "decode_base_ctranslate2": ("ours", "CTranslate2"),
         "decode_base_ctranslate2_int8": ("ours, 8 bits", "CTranslate2 int8"),
         "decode_base_ctranslate2_int4": ("ours, 4 bits", "CTranslate2 int8"),
@@ -73,11 +75,13 @@ def decode_base_greedy(sheet: Sheet) -> None:
 
 def put_pairs(sheet: Sheet, key: str, rates: dict[str, float], pairs: dict[str, tuple[str, str]]) -> None:
     """Store comparisons of two implementations of one row, and how many ids each shares with ours in fp32."""
-    shared = {"ours": 1.0, **sheet.rows[key]["same"]}
-    for name, (mine, peer) in pairs.items():
+    row = sheet.rows[key]
+    shared, ranges = {"ours": 1.0, **row["same"]}, row["spread"]
+    for pair, (mine, peer) in pairs.items():
         if peer in rates:
-            ids = [shared[mine], shared[peer]]
-            sheet.put(name, rates[mine], rates[peer], "tokens/s", peer_name=f"{peer}; {mine}", fp32_ids=ids)
+            name, ids = "ours in fp32" if peer == "ours" else peer, [shared[mine], shared[peer]]
+            spread = {"ours": ranges[mine], name: ranges[peer]}
+            sheet.put(pair, rates[mine], rates[peer], "tokens/s", peer_name=name, fp32_ids=ids, spread=spread)
 
 
 def start(sheet: Sheet) -> None:

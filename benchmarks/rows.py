@@ -181,9 +181,7 @@ ROWS: dict[str, dict[str, Row]] = {
 def speeds(key: str, rows: dict[str, Any]) -> tuple[float, float, str]:
     """Return our speed, that of the other side, and the name of the other side."""
     row = rows[key]
-    if key in ("decode_base_beam4_int8", "decode_base_beam4_int4"):  # stored beside transformers in fp32
-        return row["ours"], rows["decode_base_beam4"]["rates"]["ours"], "ours"
-    return row["ours"], row["peer"], row["peer_name"].split(";")[0]
+    return row["ours"], row["peer"], row["peer_name"]
 
 
 def number(value: float) -> str:
@@ -274,5 +272,7 @@ def single(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]
     for key, row in known.items():
         if row.kind == "alone" and key in rows:
             value = f"{number(rows[key]['ours'])} {rows[key]['unit']}"
+            if spread := rows[key].get("spread"):
+                value += " ({} to {})".format(*map(number, spread))
             table.append((f"{row.work} (`{key}`)", row.conditions, value))
     return table

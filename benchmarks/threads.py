@@ -61,11 +61,12 @@ def rates(recipe: str) -> dict[int, list[float]]:
 
 def measure(sheet: Sheet, recipe: str, condition: str) -> None:
     one, several = rates(recipe).values()
-    spread = {"one thread": [min(one), max(one)], "all": [min(several), max(several)]}
+    name = "ours, all threads"
+    spread = {"ours": [min(one), max(one)], name: [min(several), max(several)]}
     medians = statistics.median(one), statistics.median(several)
     load = os.getloadavg()[0]
     key = f"threads_{recipe}_{condition}"
-    sheet.put(key, *medians, "steps/s", peer_name="ours, all threads", spread=spread, load=load)
+    sheet.put(key, *medians, "steps/s", peer_name=name, spread=spread, load=load)
 
 
 def rows(sheet: Sheet, recipes: tuple[str, ...] = RECIPES) -> None:
