@@ -56,9 +56,10 @@ MEMORY = {
         "peak allocated",
         "bf16, blocks compiled, the rest eager",
         "`training_memory`",
-        "No step took less than about 8 ms: small steps are probably launch-bound (not profiled). Larger steps have a "
-        "higher MFU than the base, and a causal kernel skips half of the attention that is counted. The prediction is "
-        "of a model that is compiled as a whole: here the peak is up to 8 % above it.",
+        "No step took less than about 8 ms: small steps are probably launch-bound (not profiled). Steps that are "
+        "longer, wider or of more rows or words have a higher MFU than the base, and a causal kernel skips half of the "
+        "attention that is counted. The prediction is of a model that is compiled as a whole: here the peak is up to "
+        "8 % above it.",
     ),
     "cpu": (
         "saved for the backward pass",
@@ -89,7 +90,8 @@ comparisons of ours with ours are in separate tables; a peer that is faster is i
   `start_shakespeare` finds the bytecode that Python stores at a first start. The CPU is a Xeon with AVX-512 VNNI;
   [the log](log.md) has figures of an Arm CPU.
 - *Utilisation*: for training, MFU = 3 × forward FLOPs (`count`; attention counted in full, also where a causal kernel
-  skips half) ÷ time ÷ the measured peak of a large matmul. For decoding, memory bandwidth utilisation = bytes of all
+  skips half) ÷ time ÷ the peak of a large matmul, measured in the same run (701 TFLOP/s for `train_gpt2_fp8`,
+  `train_wide_fp8`, `train_experts` and `prefill_8k`). For decoding, memory bandwidth utilisation = bytes of all
   weights ÷ time of a step ÷ the measured bandwidth of a large copy. [Where the rest of the time goes](speed.md).
 """
 
