@@ -9,8 +9,10 @@ from torch.nn import functional as F
 from anyformer.attention.layout import Layout, real
 from anyformer.config import BatchNorm, DynamicTanh, HeadNormOver, LayerNorm, NoNorm, Norm, RMSNorm, TokenNorm
 from anyformer.kernels.elementwise import can_norm, rms_norm
-from anyformer.kernels.runtime import at_least_fp32, in_compiled_half_step, runs_fused
+from anyformer.kernels.runtime import Runtime, at_least_fp32, in_compiled_half_step, runs_fused
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
+
+BF16_NAN = 0x7FC0
 
 
 class Centred(nn.LayerNorm):
@@ -168,8 +170,9 @@ class OverBatch(TrackedModule):
 
 
 def _narrows(norm: nn.Module, x: Tensor) -> bool:
-    """Return whether a norm is trained in a compiled half-precision step, with an fp32 residual stream x."""
-    return norm.training and x.dtype is torch.float32 and in_compiled_half_step(x)
+    """Return whether a norm is trained in a compiled step in bf16, with an fp32 residual stream x."""
+    fits = norm.training and x.dtype is torch.float32 and in_compiled_half_step(x)
+    return fits and Runtime.of(x, training=True).dtype is torch.bfloat16
 
 
 def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -211,9 +214,12 @@ class _Narrow(torch.autograd.Function):
 
 
 def _shortened(x: Tensor) -> Tensor:
-    """Round fp32 to bf16, stored as int16, by integer operations that the compiler does not remove. Non-finite
-    values may become finite, but then the scale of their row is non-finite."""
-    return ((x.view(torch.int32) + (1 << 15)) >> 16).to(torch.int16)
+    """Round fp32 to bf16, stored as int16, by integer operations that the compiler does not remove.
+
+    The NaN of a GPU, 0x7fffffff, would overflow to -0.
+    """
+    rounded = (x.view(torch.int32) + (1 << 15)) >> 16
+    return torch.where(x.isnan(), BF16_NAN, rounded).to(torch.int16)
 
 
 def _lengthened(short: Tensor) -> Tensor:

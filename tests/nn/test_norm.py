@@ -26,7 +26,7 @@ from anyformer.config import (
 )
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import OverBatch, build_norm, normed
+from anyformer.nn.norm import OverBatch, _lengthened, _shortened, build_norm, normed
 from anyformer.training.parallel import sum_over_processes
 from tests.forking import forking
 from tests.narrow import begin, kept, same
@@ -324,3 +324,23 @@ def test_a_compiled_step_of_half_precision_rounds_once(spec) -> None:
     normalised = (found if spec.kind == "rms" else found - norm.bias) / norm.weight
     torch.testing.assert_close(normalised, normalised.bfloat16().float(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(slope, normalised.sum((0, 1)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm()])
+def test_a_compiled_step_in_fp16_keeps_its_digits(spec) -> None:
+    torch.compiler.reset()
+    norm = build_norm(spec, 64)
+    begin(norm, "cpu")
+    x = torch.randn(4, 30, 64)
+    with torch.autocast("cpu", torch.float16):
+        torch.testing.assert_close(torch.compile(norm, backend="aot_eager")(x), norm(x))
+
+
+def test_rounding_keeps_what_is_not_finite() -> None:
+    bits = [0x7FFFFFFF, 0x7FC00000, 0x7F800001, 0x7F800000, -(2**23), -1, 0x3F800000, 0x3F80FFFF]
+    x = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    rounded = _lengthened(_shortened(x))
+    assert rounded[[0, 1, 2, 5]].isnan().all()
+    assert rounded[3:5].tolist() == [float("inf"), float("-inf")]
+    assert rounded[6:].tolist() == [1.0, 1.0078125]
