@@ -29,8 +29,9 @@ class ShortRowsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        found = attend_rows_backward(d_out, *ctx.saved_tensors, *ctx.options)
-        dq, dk, dv = _split_heads(found, *ctx.saved_tensors[:2])
+        saved = ctx.saved_tensors  # once: a checkpoint computes them when they are read
+        found = attend_rows_backward(d_out, *saved, *ctx.options)
+        dq, dk, dv = _split_heads(found, *saved[:2])
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), *(None,) * 8
 
 

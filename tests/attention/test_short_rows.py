@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from anyformer.attention import choose as choice_file
 from anyformer.attention.attend import attend, mix, weigh
@@ -23,6 +24,7 @@ from anyformer.attention.short_rows import MAX_ROW, lower_short_rows, short_rows
 from anyformer.config import Causal, Full, NoPosition, Pattern, T5Bias, Window
 from anyformer.config.position import Scheme
 from anyformer.conventions import PADDING
+from anyformer.kernels import short_rows as kernels
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.dropout import keep_mask
 
@@ -115,6 +117,20 @@ def test_one_graph(crosses: bool):
         compiled = torch.compile(attended, backend="aot_eager", fullgraph=True)
         compiled(*leaves, torch.zeros(2, 64, dtype=torch.long)).backward()
     assert all(leaf.grad is not None and leaf.grad.shape == leaf.shape for leaf in leaves)
+
+
+def test_recomputed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch):
+    """Without a kernel: a checkpoint computes saved tensors again when they are read, once."""
+    monkeypatch.setattr(kernels, "attend_rows", kernels._like)
+    monkeypatch.setattr(kernels, "attend_rows_backward", kernels._like_projections)
+    rows = lower_short_rows(Full(), PACKED, PACKED, lambda: lower_dense(Full(), PACKED, PACKED, "self"))
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return short_rows(q, k, v, rows, 0.25, 0.0)
+
+    leaves = [torch.zeros(2, 2, MAX_ROW, 16, requires_grad=True) for _ in range(3)]
+    checkpoint(attended, *leaves, use_reentrant=False).sum().backward()
+    assert all(leaf.grad is not None for leaf in leaves)
 
 
 def random(seed: int, *shape: int) -> Tensor:
