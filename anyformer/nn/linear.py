@@ -151,7 +151,8 @@ def in_fused_step(layer: nn.Module, x: Tensor) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has hooks, which only its call runs."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
+    return bool(forward or backward or module._backward_pre_hooks)
 
 
 def adapt(model: nn.Module, spec: LoRA, names: Collection[str]) -> None:

@@ -73,6 +73,15 @@ def test_others_are_as_they_were(outputs: int | tuple[int, ...], bias: bool, dir
     assert joined == []
 
 
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_hooks_of_the_backward_pass_keep_the_layer_apart(kind: str, joined: list[int]) -> None:
+    layer = Linear(32, (24, 8))
+    begin(layer, "cpu")
+    getattr(layer, kind)(lambda *given: None)
+    slopes(layer, torch.compile(parts_of(layer), backend="aot_eager"), 3, 50, 32)
+    assert joined == []
+
+
 def test_hooks_see_the_whole_output(joined: list[int]) -> None:
     layer = Linear(32, (24, 8))
     begin(layer, "cpu")
