@@ -179,7 +179,7 @@ def long_row_choices() -> Any:
     Such a kernel keeps a row in registers. By default Inductor does so for rows of up to 1,024 elements, and reads
     longer ones twice.
     """
-    return _choices()
+    return _choices("long rows")
 
 
 def fused_cast_choices() -> Any:
@@ -188,10 +188,10 @@ def fused_cast_choices() -> Any:
     That kernel reduces rows and columns at once. Inductor (torch 2.11 and 2.13) fuses no consumer with it that has
     other axes, [b · t, d] instead of [b, t, d], as if both had no data in common: the gradient would be read again.
     """
-    return _choices()
+    return _choices("fused casts")
 
 
-def _choices() -> Any:
+def _choices(name: str) -> Any:
     """Return heuristics for both options. They outlive a compilation, so they check which option is set."""
     from torch._inductor import config
     from torch._inductor.choices import InductorChoices
@@ -203,7 +203,7 @@ def _choices() -> Any:
     class Choices(InductorChoices):
         def uuid(self) -> str:
             """Return the key of these heuristics in caches of compiled code."""
-            return f"anyformer, rows of {LONG_ROW}, 16 warps, casts with gradients of norms"
+            return f"anyformer, {name}: rows of {LONG_ROW}, 16 warps, casts with gradients of norms"
 
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
@@ -248,7 +248,7 @@ def _choices() -> Any:
 def choice_options(choices: Callable[[], Any]) -> dict[str, Any]:
     """Return the compile options that select `long_row_choices` or `fused_cast_choices`.
 
-    None if Inductor's heuristics have moved.
+    There are no such options if Inductor's heuristics have moved.
     """
     try:
         from torch._inductor.virtualized import V
@@ -284,7 +284,10 @@ def whole_pass_options() -> dict[str, Any]:
 
 
 def joined_again(cat: Any) -> Any:
-    """Return the node of a traced graph whose parts, all in order, `cat` joins; None if there is none."""
+    """Return the node of a traced graph whose parts, all in order, `cat` joins; None if there is none.
+
+    None, too, where the graph would return it, or return an input: both must be separate tensors.
+    """
     joined = list(cat.args[0])
     parts = [part_of(x) for x in joined]
     if parts[0].target is not operator.getitem:
@@ -293,6 +296,8 @@ def joined_again(cat: Any) -> Any:
     if split.target is not torch.ops.aten.split_with_sizes.default:
         return None
     whole, sizes, *axis = split.args
+    if whole.op == "placeholder" or any(user.op == "output" for user in cat.users):
+        return None
     complete = [part.args for part in parts] == [(split, i) for i in range(len(sizes))]
     found = complete and axis == list(cat.args[1:]) and list(map(layout_of, [*parts, whole]))
     return whole if found == list(map(layout_of, [*joined, cat])) else None

@@ -284,9 +284,13 @@ def heads(x: Tensor, *order: int) -> Tensor:
     return torch.cat([parts[i].transpose(1, 2).flatten(2) for i in order], dim=2)
 
 
+def rejoined(x: Tensor) -> Tensor:
+    return torch.cat(x.split([8, 4, 4], dim=2), dim=2)
+
+
 JOINED = {
     "whole": (lambda x: heads(x, 0, 1, 2), True),
-    "without heads": (lambda x: torch.cat(x.split([8, 4, 4], dim=2), dim=2), True),
+    "without heads": (rejoined, True),
     "along rows": (lambda x: torch.cat(x.split([2, 1], dim=0), dim=0), True),
     "in another order": (lambda x: heads(x, 0, 2, 1), False),
     "without the last": (lambda x: heads(x, 0, 1), False),
@@ -303,7 +307,11 @@ JOINED = {
 @pytest.mark.parametrize(("function", "due"), JOINED.values(), ids=JOINED)
 def test_a_tensor_takes_the_place_of_its_parts_joined_again(function: Callable[[Tensor], Tensor], due: bool) -> None:
     x = torch.randn(3, 5, 16)
-    traced = make_fx(function, decompositions, tracing_mode="fake")(x)
+
+    def run(x: Tensor) -> Tensor:
+        return function(x.sin()).cos()
+
+    traced = make_fx(run, decompositions, tracing_mode="fake")(x)
     (use_whole,) = private.whole_pass_options().values()
     joint_graph.early_patterns.apply(traced.graph)  # as the compiler does before
     use_whole(traced.graph)
@@ -311,7 +319,21 @@ def test_a_tensor_takes_the_place_of_its_parts_joined_again(function: Callable[[
     traced.recompile()
     kept = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
     assert bool(kept) != due
-    assert torch.equal(traced(x), function(x))
+    assert torch.equal(traced(x), run(x))
+
+
+@pytest.mark.parametrize(
+    ("run", "due"),
+    [
+        (lambda x: rejoined(x.sin()).cos(), True),
+        (lambda x: rejoined(x).cos(), False),
+        (lambda x: rejoined(x.sin()), False),
+    ],
+)
+def test_inputs_and_outputs_stay_separate_tensors(run: Callable[[Tensor], Tensor], due: bool) -> None:
+    traced = make_fx(run, decompositions, tracing_mode="fake")(torch.randn(3, 5, 16))
+    (cat,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+    assert (private.joined_again(cat) is not None) == due
 
 
 def test_the_pass_over_parts_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,3 +351,7 @@ def test_options_that_select_heuristics(choices: Callable[[], Any], monkeypatch:
     assert pickle.loads(pickle.dumps(option[1])) is choices  # compiled code is cached by its options
     monkeypatch.setitem(sys.modules, "torch._inductor.choices", None)
     assert private.choice_options(choices) == {}
+
+
+def test_compiled_code_is_not_shared_by_both_heuristics() -> None:
+    assert private.long_row_choices().uuid() != private.fused_cast_choices().uuid()
