@@ -74,7 +74,7 @@ Both sides of a row are measured on one machine in one run: medians after warm-u
 page is written by `python -m benchmarks.report` from `benchmarks/results`. Comparisons with other libraries and
 comparisons of ours with ours are in separate tables; a peer that is faster is in bold.
 
-- *Runs*: the slowest and the fastest timed run of ours, then of the peer, in the unit of the row.
+- *Runs*: the lowest and the highest value of all timed runs, of ours, then of the peer.
 - *The peer* is the fastest library that ran, with what it does differently. "Compiled" is `torch.compile`; "eager" is
   not. A row of ours compiled beside an eager peer does not say how fast that peer would be if compiled.
 - *First loss*: both sides start from the same weights; their losses before the first step, without dropout, must agree

@@ -218,7 +218,7 @@ def peers(rows: dict[str, Any], known: dict[str, Row]) -> list[tuple[str, ...]]:
 
 
 def ranges(row: dict[str, Any], *names: str) -> str:
-    """Return the slowest and the fastest run of each side."""
+    """Return the range of the runs of each side."""
     if "seconds_spread" in row:
         spread = {name: [1e3 * took for took in some] for name, some in row["seconds_spread"].items()}
         unit = " ms"
