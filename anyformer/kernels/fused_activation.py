@@ -81,8 +81,12 @@ def _like(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:
 def reference(slope: Tensor, made: Tensor, act: str, tall: int = TALL) -> tuple[Tensor, Tensor]:
     dy, y = slope.float(), made.float()
     found = dy * (y > 0) if act == "relu" else torch.ops.aten.gelu_backward(dy, y, approximate=APPROXIMATE[act])
-    sums = F.pad(found, (0, 0, 0, -len(found) % tall)).unflatten(0, (-1, tall)).sum(1)
-    return found.to(made.dtype), sums
+    return found.to(made.dtype), block_sums(found, tall)
+
+
+def block_sums(x: Tensor, tall: int = TALL) -> Tensor:
+    """Return the sums of fp32 x [m, n] over blocks of `tall` rows [blocks, n]."""
+    return F.pad(x, (0, 0, 0, -len(x) % tall)).unflatten(0, (-1, tall)).sum(1)
 
 
 def launch(slope: Tensor, made: Tensor, act: str) -> tuple[Tensor, Tensor]:

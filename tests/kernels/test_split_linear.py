@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from anyformer.kernels import split_linear as module
-from anyformer.kernels.split_linear import TALL, launch, reference
+from anyformer.kernels.fused_activation import TALL
+from anyformer.kernels.split_linear import launch, reference
 from anyformer.nn.linear import Linear
 from tests.narrow import begin, same, slopes
 
