@@ -39,17 +39,15 @@ def train_ragged(sheet: Sheet) -> None:
 
 def decode_gpt2(sheet: Sheet) -> None:
     work, ways = decoding.gpt2(depth=12, width=768, heads=12, vocab=50257, rows=1, prompt=16, new=48)
-    rates = sheet.measure("decode_gpt2", work, "tokens/s", ways, rounds=3, warm=1)
-    spread, mine, peer = sheet.rows["decode_gpt2"]["spread"], "ours, 4 bits, compiled", "ours, compiled"
-    name = "ours in fp32, both compiled"
-    both = {"ours": spread[mine], name: spread[peer]}
-    sheet.put("decode_gpt2_int4", rates[mine], rates[peer], "tokens/s", peer_name=name, spread=both)
+    sheet.measure("decode_gpt2", work, "tokens/s", ways, rounds=3, warm=1)
+    both = "ours, 4 bits, compiled", "ours, compiled"
+    sheet.compare("decode_gpt2_int4", "decode_gpt2", *both, "ours in fp32, both compiled")
 
 
 def decode_base(sheet: Sheet) -> None:
     sizes = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
     work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=4)
-    rates = sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1, against="transformers")
+    sheet.measure("decode_base_beam4", work, "tokens/s", ways, rounds=3, warm=1, against="transformers")
     pairs = {
         "decode_base_beam4_int8": ("ours, 8 bits", "ours"),
         "decode_base_beam4_int4": ("ours, 4 bits", "ours"),
@@ -57,7 +55,7 @@ def decode_base(sheet: Sheet) -> None:
         "decode_base_ctranslate2_int8": ("ours, 8 bits", "CTranslate2 int8"),
         "decode_base_ctranslate2_int4": ("ours, 4 bits", "CTranslate2 int8"),
     }
-    put_pairs(sheet, "decode_base_beam4", rates, pairs)
+    put_pairs(sheet, "decode_base_beam4", pairs)
 
 
 def decode_base_greedy(sheet: Sheet) -> None:
@@ -65,23 +63,22 @@ def decode_base_greedy(sheet: Sheet) -> None:
     sizes = {"depth": 6, "width": 512, "heads": 8, "ff": 2048, "vocab": 32768}
     work, ways = decoding.base(**sizes, rows=16, source=32, new=32, beams=1)
     del ways["transformers"]
-    rates = sheet.measure("decode_base_greedy", work, "tokens/s", ways, rounds=3, warm=1, against="CTranslate2")
+    sheet.measure("decode_base_greedy", work, "tokens/s", ways, rounds=3, warm=1, against="CTranslate2")
     pairs = {
         "decode_base_greedy_int8": ("ours, 8 bits", "CTranslate2 int8"),
         "decode_base_greedy_int4": ("ours, 4 bits", "CTranslate2 int8"),
     }
-    put_pairs(sheet, "decode_base_greedy", rates, pairs)
+    put_pairs(sheet, "decode_base_greedy", pairs)
 
 
-def put_pairs(sheet: Sheet, key: str, rates: dict[str, float], pairs: dict[str, tuple[str, str]]) -> None:
+def put_pairs(sheet: Sheet, key: str, pairs: dict[str, tuple[str, str]]) -> None:
     """Store comparisons of two implementations of one row, and how many ids each shares with ours in fp32."""
     row = sheet.rows[key]
-    shared, ranges = {"ours": 1.0, **row["same"]}, row["spread"]
+    shared = {"ours": 1.0, **row["same"]}
     for pair, (mine, peer) in pairs.items():
-        if peer in rates:
+        if peer in row["rates"]:
             name, ids = "ours in fp32" if peer == "ours" else peer, [shared[mine], shared[peer]]
-            spread = {"ours": ranges[mine], name: ranges[peer]}
-            sheet.put(pair, rates[mine], rates[peer], "tokens/s", peer_name=name, fp32_ids=ids, spread=spread)
+            sheet.compare(pair, key, mine, peer, name, fp32_ids=ids)
 
 
 def start(sheet: Sheet) -> None:

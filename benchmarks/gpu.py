@@ -124,13 +124,11 @@ def memory(sheet: Sheet, tiny: bool) -> None:
 
 def decode_1b_b1(sheet: Sheet, tiny: bool) -> None:
     work, ways = decoding.llama(*(2, 64, 4, 2, 128, 512, 1, 8, 16) if tiny else (*BILLION, 1, 8, 256))
-    rates = sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5)
-    row = sheet.rows["decode_1b_b1"]
+    sheet.measure("decode_1b_b1", work, "tokens/s", ways, warm=2, rounds=5)
+    share = sheet.rows["decode_1b_b1"]["share"]
     for bits in (8, 4):
-        name, peer = f"ours, {bits} bits", "ours in bf16"
-        spread = {"ours": row["spread"][name], peer: row["spread"]["ours"]}
-        sheet.put(f"decode_1b_b1_int{bits}", rates[name], rates["ours"], "tokens/s", peer_name=peer,
-                  share={"ours": row["share"][name]}, spread=spread)  # fmt: skip
+        both, used = (f"ours, {bits} bits", "ours"), {"ours": share[f"ours, {bits} bits"]}
+        sheet.compare(f"decode_1b_b1_int{bits}", "decode_1b_b1", *both, "ours in bf16", share=used)
 
 
 def prefill_8k(sheet: Sheet, tiny: bool) -> None:
