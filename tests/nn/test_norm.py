@@ -310,16 +310,21 @@ def test_a_compiled_step_of_half_precision_keeps_half_of_the_bytes(spec) -> None
     assert kept(norm, 4, 30, 64, device="cpu") > 4
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler
-@pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm()])
-def test_a_compiled_step_of_half_precision_rounds_once(spec) -> None:
-    """The output and the gradient of γ come from the same rounded values."""
+def step_of(spec, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    """Return a norm, its input, and its output in a compiled step under autocast."""
     torch.compiler.reset()
     norm = build_norm(spec, 64)
     begin(norm, "cpu")
     x = torch.randn(4, 30, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = torch.compile(norm, backend="aot_eager")(x)
+    with torch.autocast("cpu", dtype):
+        return norm, x, torch.compile(norm, backend="aot_eager")(x)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm()])
+def test_a_compiled_step_of_half_precision_rounds_once(spec) -> None:
+    """The output and the gradient of γ come from the same rounded values."""
+    norm, _, found = step_of(spec, torch.bfloat16)
     (slope,) = torch.autograd.grad(found.sum(), norm.weight)
     normalised = (found if spec.kind == "rms" else found - norm.bias) / norm.weight
     torch.testing.assert_close(normalised, normalised.bfloat16().float(), rtol=1e-5, atol=1e-6)
@@ -329,12 +334,9 @@ def test_a_compiled_step_of_half_precision_rounds_once(spec) -> None:
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm()])
 def test_a_compiled_step_in_fp16_keeps_its_digits(spec) -> None:
-    torch.compiler.reset()
-    norm = build_norm(spec, 64)
-    begin(norm, "cpu")
-    x = torch.randn(4, 30, 64)
+    norm, x, found = step_of(spec, torch.float16)
     with torch.autocast("cpu", torch.float16):
-        torch.testing.assert_close(torch.compile(norm, backend="aot_eager")(x), norm(x))
+        torch.testing.assert_close(found, norm(x))
 
 
 def test_rounding_keeps_what_is_not_finite() -> None:
