@@ -171,7 +171,7 @@ class Sheet:
             self.path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def compare(self, key: str, measured: str, mine: str, other: str, name: str, **beside: Any) -> None:
-        """Store two ways of the row `measured` as a row of their own; `name` is that of the other in it."""
+        """Store two ways of the row `measured` as another row; `name` is that of the second way there."""
         row = self.rows[measured]
         rates, spread = row["rates"], {"ours": row["spread"][mine], name: row["spread"][other]}
         self.put(key, rates[mine], rates[other], row["unit"], peer_name=name, spread=spread, **beside)
