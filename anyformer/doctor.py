@@ -22,7 +22,6 @@ from anyformer.training.machine import Choice, choose_execution, find_compiler
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
 EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("huggingface_hub", "jinja2", "transformers"),
-    "spm": ("sentencepiece",),
     "eval": ("jinja2", "pyyaml", "sacrebleu"),
     "plot": ("matplotlib",),
     "vision": ("pillow",),

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 import anyformer as af
 from anyformer.cli import app
+from anyformer.data.files import set_of
+from anyformer.data.paths import named
 from anyformer.recipes import names, read_recipe
 from tests.test_cli import done, refused, run
 
@@ -31,8 +33,11 @@ def test_recipes_are_listed_and_valid() -> None:
     listed = [line.split()[0] for line in lines[::2]]
     assert listed == names()
     assert all(line.strip().startswith("data: ") for line in lines[1::2])
-    for name in listed:
-        read_recipe(name)
+    for name, line in zip(listed, lines[1::2], strict=True):
+        data = read_recipe(name).data
+        needed = {set_of(file, data) or file for _, file in named(data)}
+        assert [one for one in needed if f"{one} (" not in line] == []
+        assert line.endswith("synthetic") == (not needed)
 
 
 def test_evaluate(trained: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import anyformer as af
 from anyformer.cli import app
 from anyformer.config import ConfigError, io
 from anyformer.doctor import CORE, EXTRAS, Device, Facts, Machine, Report, choose, choose_attention, doctor
@@ -34,7 +35,7 @@ LAPTOP = Facts(
     kernels={"eager": None, "sdpa": None},
     compiler="/usr/bin/c++",
     triton=None,
-    missing={"spm": ("sentencepiece",)},
+    missing={"log": ("tensorboard",)},
 )
 SERVER = replace(
     LAPTOP,
@@ -113,11 +114,22 @@ def test_precision_of_a_recipe() -> None:
         choose_precision("fp8", torch.device("cpu"))
 
 
+def test_each_extra_is_imported_by_the_package() -> None:
+    """Those of users: `docs` is for the site, `dev` for tests."""
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(af.__file__).parent.rglob("*.py"))
+    imported = set(re.findall(r"(?:import|from) (\w+)|import_module\(\"(\w+)", text))
+    modules = {one for pair in imported for one in pair} | {"tensorboard" if "torch.utils.tensorboard" in text else ""}
+    names = {"pillow": "PIL", "pyyaml": "yaml"}
+    for extra, packages in EXTRAS.items():
+        if extra not in ("dev", "docs"):
+            assert [one for one in packages if names.get(one, one) in modules], extra
+
+
 def test_printed_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = Report(LAPTOP, choose(LAPTOP)).render()
     assert "  cpu     Neoverse-N1, 2 cores, torch uses 2 threads\n  memory  8.0 GiB\n" in text
-    assert "  spm  pip install 'anyformer[spm]'  (sentencepiece)\n" in text
+    assert "  log  pip install 'anyformer[log]'  (tensorboard)\n" in text
     assert text.endswith("  compile    off  (on cpu compilation takes tens of seconds and gains little)")
     text = Report(SERVER, choose(SERVER)).render()
     assert "  cuda:0  NVIDIA H200, 139.0 GiB, capability 9.0\n" in text

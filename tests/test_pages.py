@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from anyformer.config import Rotary
+from anyformer.recipe import AdamW, TableFile
 from tests.pages import FENCE, PAGES, ROOT, blocks, commands, faults, words
 
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
@@ -19,6 +21,20 @@ def test_commands_name_what_exists(page: Path) -> None:
         if block.language in ("bash", "sh", "shell", "console"):
             wrong = [f"{line}: {fault}" for line in commands(block.body) for fault in faults(line)]
             assert not wrong, f"{page.relative_to(ROOT)}:{block.line}: {wrong}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_code_has_no_wide_punctuation_between_letters(page: Path) -> None:
+    """`hf：owner` fails when it is copied; Chinese input methods write such a colon."""
+    for block in blocks(page.read_text(encoding="utf-8")):
+        assert not re.findall(r"[\w.-]+[：，；（）]\w+", block.body, re.ASCII), f"{page.relative_to(ROOT)}:{block.line}"
+
+
+def test_the_readme_names_the_file_of_a_part() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for what, part in (("an optimiser", AdamW), ("a data format", TableFile), ("a position scheme", Rotary)):
+        (row,) = re.findall(rf"^\| add {what}.*", text, re.MULTILINE)
+        assert part.__module__.replace(".", "/") in row
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from anyformer.cli.app import main
+from anyformer.cli.app import app, main
 from anyformer.config import io
 from anyformer.lab.cells import Cell, Local, measure_all
 from anyformer.lab.trial import trial
@@ -142,6 +143,15 @@ def test_exit_code_3_means_saved(tmp_path: Path, stop: str, code: int, step: int
         assert load(tmp_path / "run").folder == tmp_path / "run"
     again, _ = stopped(tmp_path, "while starting", "--resume")
     assert again == (0 if code == 0 else 3)
+
+
+def test_an_interrupted_dry_run_speaks_of_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(recipe: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anyformer.training.plan.plan", stop)
+    result = CliRunner().invoke(app, ["train", "sort", "--dry-run"])
+    assert (result.exit_code, result.output) == (1, "interrupted\n")
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

@@ -23,9 +23,11 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run
 
 @app.command("recipes")
 def recipes_() -> None:
-    """List the recipes that come with anyformer, with their data sets and whether these are on this machine."""
+    """List the recipes that come with anyformer, with their data: data sets and whether these are here, and files."""
     from importlib import resources
 
+    from anyformer.data.files import set_of
+    from anyformer.data.paths import named
     from anyformer.datasets.registry import registry
     from anyformer.datasets.storage import state
     from anyformer.recipes import names, read_recipe
@@ -33,8 +35,12 @@ def recipes_() -> None:
     for name in names():
         first = (resources.files("anyformer.recipes") / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
         typer.echo(f"{name:<16} {first.removeprefix('# ')}")
-        sets = [f"{one} ({state(registry()[one])})" for one in read_recipe(name).data.sets]
-        typer.echo(f"{'':<16} data: {', '.join(sets) or 'synthetic'}")
+        data = read_recipe(name).data
+        sets = [f"{one} ({state(registry()[one])})" for one in data.sets]
+        files = [
+            f"{one} (your own)" for one in dict.fromkeys(file for _, file in named(data) if not set_of(file, data))
+        ]
+        typer.echo(f"{'':<16} data: {', '.join(sets + files) or 'synthetic'}")
 
 
 def _recipes(incomplete: str) -> list[str]:
@@ -148,8 +154,12 @@ def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool
 
     if out is not None or resume:
         raise ConfigError([Fault("--dry-run", "writes nothing: leave out --out and --resume")])
-    with _errors_as_lines():
-        typer.echo(plan(read_recipe(recipe, changes or ())).render())
+    try:
+        with _errors_as_lines():
+            typer.echo(plan(read_recipe(recipe, changes or ())).render())
+    except KeyboardInterrupt:
+        print_once("interrupted", err=True)
+        raise typer.Exit(1) from None
 
 
 @contextmanager

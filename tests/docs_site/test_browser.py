@@ -81,3 +81,14 @@ def test_formulae_are_drawn(tab: Opener) -> None:
     assert all(width > 3 and height > 5 for width, height in sizes)
     tall = one.evaluate("document.querySelector('article mfrac').getBoundingClientRect().height")
     assert tall > 25, "a fraction has two lines"
+
+
+@pytest.mark.parametrize("width", [400, 1280, 1900])
+def test_pictures_in_tables_have_their_width(tab: Opener, width: int) -> None:
+    one = tab("lab/index.html", width=width)
+    widths = (
+        "[...document.querySelectorAll('td img[width]')].map((e) => [e.clientWidth, Number(e.getAttribute('width'))])"
+    )
+    pairs = one.evaluate(widths)
+    assert pairs
+    assert all(shown == wanted for shown, wanted in pairs)
