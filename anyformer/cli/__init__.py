@@ -17,14 +17,15 @@ new               `new`: a recipe for one's own files
 plan              `plan`: memory, time and price of a training run on GPUs
 predict           `predict`: predictions for the lines of files
 progress          Progress bars of long jobs
+recipes           `recipes`: the recipes that come with the package
 resolve           Names of presets, recipes, runs and files
-runs              `recipes`, `train`, `evaluate`, `import`, `merge` and `export`
+runs              `train`, `evaluate`, `import`, `merge` and `export`
 serve             `serve`: runs over HTTP
 tokenizers        `tokenizer`: training and showing
 torch_import      Import of torch while other modules are imported
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, plan, new, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
+from anyformer.cli import models, plan, new, recipes, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
 from anyformer.cli import inspect, explore, compare, serve, lab  # noqa: F401
 from anyformer.cli.app import app as app, main as main

@@ -1,4 +1,4 @@
-"""`recipes`, `train`, `evaluate`, `import`, `merge` and `export`."""
+"""`train`, `evaluate`, `import`, `merge` and `export`."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -19,28 +19,6 @@ if TYPE_CHECKING:
 
 AUTO = ("--resume", "auto")
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-
-
-@app.command("recipes")
-def recipes_() -> None:
-    """List the recipes that come with anyformer, with their data: data sets and whether these are here, and files."""
-    from importlib import resources
-
-    from anyformer.data.files import set_of
-    from anyformer.data.paths import named
-    from anyformer.datasets.registry import registry
-    from anyformer.datasets.storage import state
-    from anyformer.recipes import names, read_recipe
-
-    for name in names():
-        first = (resources.files("anyformer.recipes") / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
-        typer.echo(f"{name:<16} {first.removeprefix('# ')}")
-        data = read_recipe(name).data
-        sets = [f"{one} ({state(registry()[one])})" for one in data.sets]
-        files = [
-            f"{one} (your own)" for one in dict.fromkeys(file for _, file in named(data) if not set_of(file, data))
-        ]
-        typer.echo(f"{'':<16} data: {', '.join(sets + files) or 'synthetic'}")
 
 
 def _recipes(incomplete: str) -> list[str]:
