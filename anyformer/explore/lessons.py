@@ -6,6 +6,9 @@ shape and gives the answer that it names. A step is about one token of that answ
     head   each head switched off: right is the one with the lowest p, if that is below half of the model's
     token  each word of the text left out: likewise
     step   each saved step of the training: right is the first with p above one half
+
+A control decides whether a question has an answer at all: p with all heads off, so that no token reads another. A
+question about an output that survives this is refused, because no head and no word of the text causes it.
 """
 
 import math
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anyformer.config import ConfigError, Fault, io
+from anyformer.config import Attention, ConfigError, Fault, io
 from anyformer.config.spec import did_you_mean
 from anyformer.explore.head_values import effects
 from anyformer.explore.lesson_file import Lesson, Lessons, shipped_lessons
@@ -44,10 +47,12 @@ def read_lessons(paths: Sequence[Path], workspace: Workspace) -> Lessons:
         if path.stem in own or path.stem in shipped:
             raise ConfigError([Fault(str(path), f"there is another lesson '{path.stem}': rename the file")])
         found = [OpenLesson(workspace, run, lesson) for run in workspace.runs]
-        if all(one.why for one in found):
-            raise ConfigError([Fault(str(path), f"no open run fits: {'; '.join(one.why or '' for one in found)}")])
         with io.faults_in(path):
-            next(one for one in found if not one.why).places()
+            reasons = [one.why for one in found]
+            if None in reasons:
+                found[reasons.index(None)].places()
+        if None not in reasons:
+            raise ConfigError([Fault(str(path), f"no open run fits: {'; '.join(why for why in reasons if why)}")])
         own[path.stem] = lesson
     return own | shipped
 
@@ -95,7 +100,22 @@ class OpenLesson:
             return "; ".join(str(error).splitlines())
         if answer != lesson.answer:
             return f"{self.run} answers '{lesson.text}' with '{answer}', and the lesson needs '{lesson.answer}'"
-        return f"{self.run} decides each label by itself" if separate_labels(self._trace()) else None
+        if separate_labels(self._trace()):
+            return f"{self.run} decides each label by itself"
+        return next((why for i, step in enumerate(lesson.steps) if step.question and (why := self._survival(i))), None)
+
+    def _survival(self, index: int) -> str | None:
+        """Return why the question of a step has no answer: its output stays with all heads off."""
+        trace = self._trace()
+        output, before = self._output(trace, index)
+        control = self._control(index, output)
+        if control is None or control < before / 2:
+            return None
+        name = output_names(trace)(output)
+        return (
+            f"steps.{index}.question: with all heads off {self.run} still gives '{name}' a probability of "
+            f"{control:.2f} (with all on {before:.2f}), so no head and no word causes it: choose another text"
+        )
 
     def places(self) -> list[int]:
         """Return the position that each step is about."""
@@ -110,8 +130,7 @@ class OpenLesson:
         if self.why:
             raise ConfigError([Fault("run", self.why)])
         trace = self._trace()
-        output = int(values_at(trace, self._place(trace, index)).argmax())
-        before = self._probability(trace, index, output)
+        output, before = self._output(trace, index)
         match question.find:
             case "head":
                 candidates = list(self._heads(index, output, before))
@@ -127,6 +146,7 @@ class OpenLesson:
         return {
             "output": output_names(trace)(output),
             "before": before,
+            "control": self._control(index, output),
             "candidates": [one._asdict() for one in candidates],
             "right": right,
         }
@@ -146,6 +166,30 @@ class OpenLesson:
             why = f"= {wanted}: the answer '{self.lesson.answer}' has {count} tokens with its end, from 0"
             raise ConfigError([Fault(f"steps.{index}.output", why)])
         return begins - 1 + wanted
+
+    def _output(self, trace: Trace, index: int) -> tuple[int, float]:
+        """Return the output that a step is about, and its probability."""
+        output = int(values_at(trace, self._place(trace, index)).argmax())
+        return output, self._probability(trace, index, output)
+
+    def _control(self, index: int, output: int) -> float | None:
+        """Return the probability with all heads off; None where words act without heads, too.
+
+        That is where tokens read each other by other mixers, and where an encoder's head pools words by itself.
+        """
+        trace, question = self._trace(), self.lesson.steps[index].question
+        if self.lesson.shape == "encoder" and question is not None and question.find != "head":
+            return None
+        blocks = [block for stack in trace.run.config.stacks.values() for block in stack.unrolled()]
+        if not all(isinstance(block.mixer, Attention) for block in blocks):
+            return None
+        off = [
+            f"{kind}.{layer}.{head}"
+            for kind, layers in trace.attentions.items()
+            for layer, name in layers.items()
+            for head in range(trace.attention(name).heads)
+        ]
+        return self._probability(self._trace(off=off), index, output)
 
     def _probability(self, trace: Trace, index: int, output: int) -> float:
         return float(values_at(trace, self._place(trace, index)).double().softmax(dim=-1)[output])

@@ -13,6 +13,7 @@ from anyformer.explore.lesson_file import Lesson, Shown, shipped_lessons
 from anyformer.explore.lessons import judge, list_lessons, read_lessons
 from anyformer.explore.open_runs import BUNDLED, OpenRun, Workspace, open_runs
 from anyformer.explore.page_bundle import sources
+from anyformer.inspection.sublayers import attentions
 from tests.explore import made
 from tests.test_cli import run as command
 
@@ -57,10 +58,35 @@ def test_each_question_has_one_clear_answer(workspace: Workspace, name: str, ste
         assert all(p[i] < 0.4 for i in found["right"])
 
 
+@pytest.mark.parametrize(("name", "step"), questions())
+def test_the_answer_of_each_question_is_gone_with_everything_off(workspace: Workspace, name: str, step: int) -> None:
+    """With no head at all, no token reads another: no head, word or training causes an output that stays."""
+    lesson, run = shipped_lessons()[name], workspace.opened("sort").run
+    ids = [*run.tokenizer.encode(lesson.text), run.tokenizer.sep, *run.tokenizer.encode(lesson.answer)]
+    at = ids.index(run.tokenizer.sep) + lesson.steps[step].output
+    every = {layer: list(range(attention.heads)) for layer, attention in attentions(run.model).items()}
+    with torch.no_grad(), disable_heads(run.model, every):
+        p = run.model(torch.tensor([ids])).float()[0, at].softmax(dim=-1)[ids[at + 1]]
+    found = asked(workspace, name, step)
+    assert found["control"] == pytest.approx(float(p), abs=1e-5)
+    assert p < 0.1 < found["before"] / 2
+
+
+def test_a_question_that_survives_everything_off_is_refused(workspace: Workspace) -> None:
+    """The run writes 1 after the separator whatever it has read, so no head and no word can be right."""
+    fields = {"text": "3 1 2", "answer": "1 2 3"}
+    lesson = shipped_lessons()["2-heads"].model_copy(update=fields)
+    (listed,) = list_lessons(workspace, {"own": lesson}, {"run": "sort"})
+    assert "steps.1.question: with all heads off sort still gives '1' a probability of 1.00" in listed["why"]
+    with pytest.raises(ConfigError, match="choose another text"):
+        asked(workspace, "own", 1, own=lesson)
+
+
 def test_heads_are_judged_by_the_model_without_them(workspace: Workspace) -> None:
     lesson, run = shipped_lessons()["2-heads"], workspace.opened("sort").run
     ids = [*run.tokenizer.encode(lesson.text), run.tokenizer.sep, *run.tokenizer.encode(lesson.answer)]
-    at, id = len(ids) - 2, ids[-1]
+    at = ids.index(run.tokenizer.sep)
+    id = ids[at + 1]
     found = asked(workspace, "2-heads", 1)
     for one in found["candidates"]:
         with torch.no_grad(), disable_heads(run.model, parse_heads(run.model, one["change"]["off"])):
@@ -83,7 +109,7 @@ def test_texts_and_steps_are_judged_as_the_page_shows_them(workspace: Workspace,
 
 def test_another_run_does_not_fit(tmp_path: Path) -> None:
     runs = {name: OpenRun(name, made.made(name), tmp_path / name) for name in ("sort", "pair", "embed")}
-    for name, why in (("sort", "and the lesson needs '1 1 3 4 5 5'"), ("pair", "that of the lesson decoder")):
+    for name, why in (("sort", "and the lesson needs '3 3 5 7 7 8'"), ("pair", "that of the lesson decoder")):
         listed = list_lessons(Workspace(runs), shipped_lessons(), {"run": name})
         assert why in listed[0]["why"]
         assert listed[0]["places"] == []
@@ -94,12 +120,13 @@ def test_another_run_does_not_fit(tmp_path: Path) -> None:
 def test_a_lesson_of_a_classifier(tmp_path: Path) -> None:
     workspace = Workspace({"classify": OpenRun("classify", made.made("classify"), tmp_path)})
     answer = workspace.answer("answer", {"run": "classify", "text": "the lazy dog"})["answer"]
-    step = shipped_lessons()["2-heads"].steps[1].model_copy(update={"output": 0})
+    step = shipped_lessons()["1-input"].steps[1].model_copy(update={"output": 0})
     fields = {"shape": "encoder", "text": "the lazy dog", "answer": answer, "steps": (step,)}
     lesson = shipped_lessons()["2-heads"].model_copy(update=fields)
     found = judge(workspace, {"own": lesson}, {"run": "classify", "lesson": "own", "step": 0})
     assert found["output"] == answer
-    assert len(found["candidates"]) == 4
+    assert len(found["candidates"]) == 3
+    assert found["control"] is None  # a mean of words differs with the words, also without heads
     assert all(0 <= one["p"] <= 1 for one in found["candidates"])
 
 
@@ -110,8 +137,12 @@ def test_a_lesson_of_a_classifier(tmp_path: Path) -> None:
         (('find = "head"', 'find = "heads"'), "steps.1.question.find"),
         (('name = "model"', 'name = "models"'), "steps.0.view.name"),
         (("ko =", "kr ="), "kr"),
-        (("output = 2", "output = 9"), "steps.0.output = 9: the answer '1 2 3' has 4 tokens with its end"),
-        (('answer = "1 2 3"', 'answer = "3 2 1"'), "no open run fits: sort answers '3 1 2' with '1 2 3'"),
+        (("output = 2", "output = 9"), "steps.3.output = 9: the answer '0 1 2' has 4 tokens with its end"),
+        (('answer = "0 1 2"', 'answer = "2 1 0"'), "no open run fits: sort answers '1 0 2' with '0 1 2'"),
+        (
+            ('text = "1 0 2"\nanswer = "0 1 2"', 'text = "3 1 2"\nanswer = "1 2 3"'),
+            "steps.1.question: with all heads off sort",
+        ),
         (("layer = 0", "layer = -1"), "steps.1.view.layer"),
         (('title]\nen = "Which head does the work?"', 'title]\nen = ""'), "title.en"),
     ],

@@ -28,11 +28,11 @@ def clicks(page: Page, *selectors: str) -> None:
         page.click(selector)
 
 
-def p_without(server: Server, head: str) -> float:
-    """Return the probability of 3 after `3 1 2 <sep> 1 2`, as the view about ablations computes it."""
-    body = {"run": "sort", "text": "3 1 2", "target": "1 2 3", "off": [head], "at": 5}
+def p_without(server: Server, *heads: str) -> float:
+    """Return the probability of 0 after `1 0 2 <sep>`, as the view about ablations computes it."""
+    body = {"run": "sort", "text": "1 0 2", "target": "0 1 2", "off": list(heads), "at": 3}
     rows: list[list[Any]] = server.workspace.answer("ablated", body)["rows"]
-    return float(next(after for name, _, after in rows if name == "3"))
+    return float(next(after for name, _, after in rows if name == "0"))
 
 
 def bars(page: Page) -> dict[str, float]:
@@ -53,26 +53,29 @@ def test_a_wrong_and_a_right_answer(page: Opener, server: Server) -> None:
 
     clicks(one, "#candidate-5")
     one.tab.wait_for_selector(".verdict")
-    said = "Not so. Without this head, 3 has a probability of 99.9 %; with all heads, 100 %. Try another one."
+    said = "Not so. Without this head, 0 has a probability of 100 %; with all heads, 100 %. Try another one."
     assert one.text(".verdict") == said
     assert bars(one) == {"Layer 1 · Head 1": pytest.approx(p_without(server, "decoder.1.1"), abs=6e-4)}
     assert one.tab.get_attribute("[id='switch-0-decoder.1.1']", "aria-checked") == "false"
 
-    clicks(one, "#candidate-2")
+    clicks(one, "#candidate-0")
     one.tab.wait_for_selector(".verdict.right")
-    assert one.text(".verdict").startswith("Right. Without this head, 3 has a probability of <0.01 %")
-    assert len(bars(one)) == 8
-    for name, p in bars(one).items():
+    assert one.text(".verdict").startswith("Right. Without this head, 0 has a probability of 14.3 %")
+    shown = bars(one)
+    every = [f"decoder.{layer}.{head}" for layer in range(2) for head in range(4)]
+    assert shown.pop("Control: all heads off") == pytest.approx(p_without(server, *every), abs=6e-4)
+    assert len(shown) == 8
+    for name, p in shown.items():
         assert p == pytest.approx(p_without(server, ".".join(["decoder", *re.findall(r"\d", name)])), abs=6e-4)
-    assert "✓ Layer 0 · Head 2" in one.text("#lesson .bars")
+    assert "✓ Layer 0 · Head 0" in one.text("#lesson .bars")
     question = shipped_lessons()["2-heads"].steps[1].question
     assert question
     assert one.text(".verdict-then") == question.then.en
-    assert one.texts(".answer")[-1] != "1 2 3"  # the model on the page has the head off, too
+    assert one.texts(".answer")[-1] != "0 1 2"  # the model on the page has the head off, too
 
 
 def test_none_of_them_may_be_right(page: Opener) -> None:
-    one = page(lesson="2-heads", lessonStep="3", text="3 1 2")
+    one = page(lesson="2-heads", lessonStep="3", text="1 0 2")
     clicks(one, "#candidate-3")
     one.tab.wait_for_selector(".verdict:not(.right)")
     clicks(one, "#candidate-8")
@@ -86,12 +89,12 @@ def test_none_of_them_may_be_right(page: Opener) -> None:
 
 def test_a_text_without_a_token_and_a_step_of_the_training(page: Opener) -> None:
     one = page()
-    clicks(one, "#lessons", "#lesson-1-input", "#lesson-next", "#candidate-1")
+    clicks(one, "#lessons", "#lesson-1-input", "#lesson-next", "#candidate-2")
     one.tab.wait_for_selector(".verdict.right")
-    assert one.tab.input_value("#text") == "5 1 4 1 5"
-    assert one.texts(".chip.answers[aria-pressed=true] *") == ["1", "7"]  # the second token of the answer
+    assert one.tab.input_value("#text") == "7 3 3 8 7"
+    assert one.texts(".chip.answers[aria-pressed=true] *") == ["3", "7"]  # the second token of the answer
     clicks(one, "#lesson-next")
-    one.until("document.querySelector('#text').value === '5 3 1 4 1 5'")
+    one.until("document.querySelector('#text').value === '7 3 5 3 8 7'")
     clicks(one, "#lesson-close", "#lessons", "#lesson-3-training", "#lesson-next", "#candidate-4")
     one.tab.wait_for_selector(".verdict.right")
     assert one.text("#film-now-0") == "step 59"
@@ -116,13 +119,13 @@ def test_a_lesson_by_keyboard(page: Opener, width: int, locale: str, title: str)
     assert one.tab.evaluate(FOCUS) == "lesson-next"
     one.until("document.querySelector('#announce').textContent.includes(document.querySelector('.asked').textContent)")
     one.tab.focus("#candidate-0")
-    one.press("ArrowRight", "Enter")
+    one.press("ArrowRight", "ArrowRight", "Enter")
     one.tab.wait_for_selector(".verdict.right")
-    assert one.tab.evaluate(FOCUS) == "candidate-1"
+    assert one.tab.evaluate(FOCUS) == "candidate-2"
     one.until(
         "document.querySelector('#announce').textContent.includes(document.querySelector('.verdict').textContent)"
     )
-    assert one.tab.get_attribute("#candidate-1", "aria-pressed") == "true"
+    assert one.tab.get_attribute("#candidate-2", "aria-pressed") == "true"
     assert one.tab.evaluate(FITS)
     if locale == "ko-KR":
         assert not re.search("[a-z]{3}", one.text("#lesson"))
@@ -132,7 +135,7 @@ def test_a_lesson_by_keyboard(page: Opener, width: int, locale: str, title: str)
 
 
 def test_a_lesson_is_a_link(page: Opener) -> None:
-    one = page(lesson="3-training", lessonStep="2", text="5 3 1 4 1 5", view="next")
+    one = page(lesson="3-training", lessonStep="2", text="7 3 5 3 8 7", view="next")
     one.tab.wait_for_selector("#candidate-0")
     assert one.text(".lesson-top .number") == "3 / 3"
     other = page(lesson="no-such")

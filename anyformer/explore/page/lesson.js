@@ -173,6 +173,7 @@ function modelAnswer(found, question, pick) {
     row.classList.toggle("picked", i === pick);
     return solved || picksNow().includes(i) ? row : null;
   });
+  if (solved && found.control !== null) rows.push(bar(word("lessonControl"), found.control, 0, 1, figure(found.control)));
   return [
     make("p", { class: right ? "verdict right" : "verdict" }, verdict.filter(Boolean).join(" ")),
     make("p", { class: "label" }, word(`lessonBars.${question.find}`, token)),
