@@ -42,7 +42,7 @@ class File(NamedTuple):
 
 
 UNPACKED_RATIO = 100  # a .gz of text is 3 to 20 times as large when unpacked
-UNPACKED_BYTES = 2**28  # that any .gz may have
+UNPACKED_BYTES = 2**28  # that any packed file may have
 PIECE = 2**24  # bytes that are read at once
 
 # Rows of a reader: the line, and a value for each column or the reason why there is none.
@@ -103,12 +103,9 @@ class TooLarge(Exception):
 
 def _read_all(raw: IO[bytes], path: Path) -> bytes:
     """All bytes of an open file, or `TooLarge`: a small .gz may unpack to more than any memory."""
-    size, most = os.fstat(raw.fileno()).st_size, max_bytes()
-    why = f"this machine's memory allows {most / 2**20:,.0f} MiB"
+    size, (most, why) = os.fstat(raw.fileno()).st_size, _memory_limit()
     if is_packed(path):
-        if most > (usual := max(UNPACKED_BYTES, UNPACKED_RATIO * size)):
-            most = usual
-            why = f"over {UNPACKED_RATIO} times its size, which is unusual: unpack it first, if that is right"
+        most, why = max_unpacked(size)
         what = f"unpacks to more than {most / 2**20:,.0f} MiB"
     else:
         what = f"has {size / 2**20:,.0f} MiB"
@@ -121,6 +118,18 @@ def _read_all(raw: IO[bytes], path: Path) -> bytes:
         if read > most:
             raise TooLarge(f"{what}: {why}; `anyformer data prepare` reads texts of any size")
     return b"".join(pieces)
+
+
+def max_unpacked(size: int) -> tuple[int, str]:
+    """Return how many bytes a packed file of `size` bytes may have when it is unpacked, and why not more."""
+    usual = max(UNPACKED_BYTES, UNPACKED_RATIO * size)
+    if usual < max_bytes():
+        return usual, f"over {UNPACKED_RATIO} times its size, which is unusual: unpack it first, if that is right"
+    return _memory_limit()
+
+
+def _memory_limit() -> tuple[int, str]:
+    return max_bytes(), f"this machine's memory allows {max_bytes() / 2**20:,.0f} MiB"
 
 
 def max_bytes() -> int:

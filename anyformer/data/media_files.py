@@ -6,6 +6,7 @@ name may be left out where the file has only one. Nothing is ever unpickled.
 
 import lzma
 import os
+import struct
 import wave
 import zipfile
 import zlib
@@ -29,6 +30,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import visible
 from anyformer.data import scenes
+from anyformer.data.files import max_unpacked
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 ARRAYS = (".npz", ".npy")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 SOUNDS = (".wav",)
-GREY_MODES = ("1", "L", "LA", "La")  # of Pillow
+GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N", "F")  # of Pillow
+FORMATS_16_BITS = ("PNG", "PPM")  # whose mode I has values of 16 bits
 BAD_WAV = (wave.Error, EOFError)
 
 
@@ -199,19 +202,60 @@ def _fit_picture(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarra
 
 
 def open_picture(name: str, grey: bool | None = None) -> "PillowImage":
-    """Return a decoded picture in grey or in RGB; without an argument, in grey if its file is."""
+    """Return a decoded picture in grey or in RGB, upright; without an argument, in grey if its file is.
+
+    Values of 16 bits are scaled to 8, and transparent pixels are blended on white.
+    """
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps
     except ImportError:
         raise BadFile(f"{visible(name)}: reading pictures needs Pillow: pip install 'anyformer[vision]'") from None
+    bad = (OSError, ValueError, SyntaxError, NotImplementedError, Image.DecompressionBombError)
     try:
         with Image.open(name) as picture:
+            _check_unpacked(name, picture.width * picture.height * len(picture.getbands()))
+            picture.load()
             is_grey = picture.mode in GREY_MODES if grey is None else grey
-            return picture.convert("L" if is_grey else "RGB")
+            upright: PillowImage = picture
+            with suppress(SyntaxError, struct.error):  # EXIF that cannot be read
+                upright = ImageOps.exif_transpose(picture)
+            return _blend(_scale(upright, name, picture.format)).convert("L" if is_grey else "RGB")
     except FileNotFoundError:
         raise BadFile(f"{visible(name)} does not exist") from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except BadFile:
+        raise
+    except bad as error:
         raise BadFile(f"{visible(name)} is no readable picture ({first_line(error)})") from None
+
+
+def _check_unpacked(name: str, size: int) -> None:
+    """Raise `BadFile` for a packed file that would have too many bytes in memory."""
+    most, why = max_unpacked(os.path.getsize(name))
+    if size > most:
+        raise BadFile(f"{visible(name)} unpacks to {size / 2**20:,.0f} MiB: {why}")
+
+
+def _scale(picture: "PillowImage", name: str, kind: str | None) -> "PillowImage":
+    """Scale values of 16 bits to 8; refuse those of 32 bits, whose range no file states."""
+    from PIL import Image
+
+    if picture.mode[0] not in "IF":
+        return picture
+    if picture.mode in ("I", "F") and kind not in FORMATS_16_BITS:
+        raise BadFile(f"{visible(name)} has values of 32 bits without a range: save it with 8 or 16 bits")
+    values = np.asarray(picture).astype(np.int64)
+    values[values == picture.info.get("transparency", -1)] = 2**16 - 1
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def _blend(picture: "PillowImage") -> "PillowImage":
+    """Blend transparent pixels on white."""
+    from PIL import Image
+
+    if not picture.has_transparency_data:
+        return picture
+    picture = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
 
 
 def _resize(picture: "PillowImage", how: Pictures) -> "PillowImage":

@@ -55,7 +55,9 @@ def test_values(name: str, height: int, width: int, mode: str, tmp_path: Path) -
     found = pictures.read(tmp_path, (3, SIDE, SIDE))
     assert found is not None
     picture = draw(tmp_path / "a.png", height, width, mode)
-    expected = theirs(picture.convert("RGB"), return_tensors="pt")["pixel_values"]
+    white = Image.new("RGBA", picture.size, "white")
+    picture = Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+    expected = theirs(picture, return_tensors="pt")["pixel_values"]
     store = MediaStore(Media(image=ImageSegment(image_height=SIDE, patch=SIDE)), False, pictures=found)
     values = store.images([str(tmp_path / "a.png")])
     assert values.shape == expected.shape
