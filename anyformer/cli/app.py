@@ -17,7 +17,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from anyformer import __version__
 from anyformer.conventions import Note
@@ -87,6 +87,19 @@ def _exit_code(error: Exception) -> tuple[int | None, str]:
         details = str(error).partition("DefaultCPUAllocator: ")[2] or "use a smaller model or less data"
         return 1, f"out of memory: {details}"
     return None, ""
+
+
+class SingleOptions(TyperCommand):
+    """Command that refuses an option with one value which is given twice, rather than keep the last value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from anyformer.config.spec import ConfigError, Fault
+
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        single = [one for one in order if isinstance(one, TyperOption) and not one.multiple and not one.is_flag]
+        if repeated := [one for one in dict.fromkeys(single) if single.count(one) > 1]:
+            raise ConfigError(Fault(one.opts[0], "is given twice: give it once") for one in repeated)
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(

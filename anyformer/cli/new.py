@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anyformer.cli.app import app
+from anyformer.cli.app import SingleOptions, app
 
 if TYPE_CHECKING:
     from anyformer.config import ModelConfig
@@ -23,7 +23,7 @@ def _tasks(incomplete: str) -> list[str]:
     return [name for name in TASKS if name.startswith(incomplete)]
 
 
-@app.command("new")
+@app.command("new", cls=SingleOptions)
 def new_(
     task: Annotated[
         str,

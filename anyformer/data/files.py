@@ -44,6 +44,7 @@ class File(NamedTuple):
 UNPACKED_RATIO = 100  # a .gz of text is 3 to 20 times as large when unpacked
 UNPACKED_BYTES = 2**28  # that any packed file may have
 PIECE = 2**24  # bytes that are read at once
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")  # of the files that are read in a folder of texts
 
 # Rows of a reader: the line, and a value for each column or the reason why there is none.
 Parsed = Iterator[tuple[int, dict[str, str] | str]]
@@ -72,7 +73,35 @@ def open_files(
     return files
 
 
-def open_below(source: ClassFolders, path: Path) -> File:
+def open_texts(source: TextFile, data: Data) -> list[File]:
+    """The file that a source names, or the text files in a folder and those below it, in the order of their names."""
+    try:
+        path = locate(source.path, data)
+    except ConfigError as error:
+        raise ConfigError(fault.under("path") for fault in error.faults) from None
+    if not path.is_dir():
+        return [open_files(source, data, "path")["path"]]
+    if not (paths := list(filter(is_text_file, files_below(path)))):
+        what = f"= {source.path!r}: {visible(str(path))} has no text files ({', '.join(TEXT_SUFFIXES)})"
+        raise ConfigError([Fault("path", what)])
+    return [open_below(source, path) for path in paths]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and in all folders below it, without hidden ones, by name."""
+    found = list[Path]()
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def is_text_file(path: Path) -> bool:
+    """Return whether a file of a folder of texts is one of them, by its suffix."""
+    return path.name.lower().removesuffix(".gz").endswith(TEXT_SUFFIXES)
+
+
+def open_below(source: ClassFolders | TextFile, path: Path) -> File:
     """A file in the folder that a source names."""
     if faults := list(unknown(source.encoding)):
         raise ConfigError(faults)

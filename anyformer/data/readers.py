@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
 from anyformer.data import key_to_door, scenes, synthetic
 from anyformer.data.conll import sentences
-from anyformer.data.files import File, Parsed, class_files, max_bytes, open_below, open_files
+from anyformer.data.files import File, Parsed, class_files, max_bytes, open_below, open_files, open_texts
 from anyformer.data.media_rows import array_rows, folder_rows
 from anyformer.data.paths import require_sets
 from anyformer.data.shards import Corpus, open_shards
@@ -164,8 +164,7 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
         )
     match source:
         case TextFile():
-            file = open_files(source, data, "path")["path"]
-            return _labelled(_collect(_documents(source, file), {"text": file}), source.label)
+            return _labelled(_read_texts(source, open_texts(source, data)), source.label)
         case ParallelFiles():
             files = open_files(source, data, "source", "target")
             return _collect(_selected(source, _parallel_rows(files), source.group), files)
@@ -326,10 +325,20 @@ def _selected(source: ParallelFiles | TableFile | MatchedLines, parsed: Parsed, 
         raise ConfigError([Fault("group", f"= {source.group!r}: {what}: use a larger part, or other columns")])
 
 
-def _documents(source: TextFile, file: File) -> Parsed:
-    """Yield the documents from `start` to `stop`; a line belongs to the part with its first character."""
-    text = file.text.replace("\r\n", "\n")
-    start, stop = int(len(text) * source.start), int(len(text) * source.stop)
+def _read_texts(source: TextFile, files: list[File]) -> Rows:
+    """Return the documents of some files; `start` and `stop` are fractions of the characters of all of them."""
+    texts = [file.text.replace("\r\n", "\n") for file in files]
+    total, begin, rows = sum(map(len, texts)), 0, list[Rows]()
+    start, stop = int(total * source.start), int(total * source.stop)
+    for file, text in zip(files, texts, strict=True):
+        part = _documents(source, file, text, max(0, start - begin), max(0, stop - begin))
+        rows.append(_collect(part, {"text": file}))
+        begin += len(text)
+    return rows[0] if len(rows) == 1 else concatenate(rows, visible(source.path))
+
+
+def _documents(source: TextFile, file: File, text: str, start: int, stop: int) -> Parsed:
+    """Yield the documents of a file from a character to another; a line belongs to the part with its first one."""
     if source.document == "line":
         at = 0
         for number, line in enumerate(text.split("\n"), 1):

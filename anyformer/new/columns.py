@@ -27,8 +27,11 @@ def choose_columns(
 ) -> dict[Role, Chosen]:
     """Return the column of each role: as given, by name, or the only one that fits. Raise if several could be meant."""
     faults, chosen = [], dict[Role, Chosen]()
+    names = list(table.columns)
     for role, name in given.items():
-        if name in table.columns:
+        if name not in names and name.isdecimal() and int(name) < len(names):
+            name = names[int(name)]
+        if name in names:
             chosen[role] = Chosen(name, f"as --{role} says")
         else:
             what = f"= {name!r}: no such column in {table.path}; {did_you_mean(name, table.columns)}"

@@ -4,15 +4,15 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from anyformer.config.spec import ConfigError, Fault, Spec, fields
+from anyformer.config.spec import ConfigError, Fault, Spec, did_you_mean, fields
 from anyformer.data.readers import Rows, read
 from anyformer.data.synthetic import Split
 from anyformer.new.columns import Chosen, Role, choose_columns
-from anyformer.new.examine import Examined, examine, suffix_of
+from anyformer.new.examine import CONLLU, Examined, examine, suffix_of
 from anyformer.recipe import (
     TABLE_FORMATS,
     ClassFolders,
@@ -39,6 +39,14 @@ HELD_OUT = {"seq2seq": 300, "lm": 0}  # rows for validation, and as many for the
 USUAL_HELD_OUT = 1000
 LABELLED = r"(?P<label>\S+)[ \t]+(?P<text>.*)"
 MAX_BAD_ROWS = 0.05  # share of rows that cannot be read and are skipped; more of them are an error
+# columns of formats that are not tables
+READ_AS = {
+    "folders": ("text", "label"),
+    "labelled": ("text", "label"),
+    "conll": ("words", "tags", "text"),
+    "text": ("text",),
+    "texts": ("text",),
+}
 ICONV = {"latin-1": "latin1", "euc_jp": "euc-jp"}  # names of encodings that differ from Python's
 MIN_TEXT = 2000  # characters of a text that is split
 
@@ -68,16 +76,18 @@ def find_sources(paths: Sequence[str], task: str, roles: tuple[Role, ...], given
     first: Examined | None = None
     for split, files in named.items():
         if task == "seq2seq" and len(files) == 2 and not any(suffix_of(file) in TABLE_FORMATS for file in files):
-            one, found[split] = _parallel(files)
+            parts: list[tuple[Examined, SingleSource]] = [_parallel(files, given)]
         else:
             parts = [_single(file, task, roles, given, numeric, reasons if first is None else []) for file in files]
-            one = parts[0][0]
-            found[split] = parts[0][1] if len(parts) == 1 else JoinedSources(parts=tuple(part for _, part in parts))
+        one = parts[0][0]
+        found[split] = parts[0][1] if len(parts) == 1 else JoinedSources(parts=tuple(part for _, part in parts))
         if first is None:
             first = one
-            reasons[:0] = [
-                ("format", one.why, f"{one.encoding}, {one.rows:,} {'lines' if one.kind == 'text' else 'rows'}")
-            ]
+            lines = "lines" if one.kind in ("text", "texts") else "rows"
+            reasons[:0] = [("format", one.why, f"{one.encoding}, {one.rows:,} {lines}")]
+        if left_out := ", ".join(part.left_out for part, _ in parts if part.left_out):
+            why = "files outside the folders of the classes" if one.kind == "folders" else "files that are no texts"
+            reasons.append(("left out", left_out, why))
     assert first is not None
     if len(named) > 1:
         reasons += [(split, ", ".join(files), "by its name") for split, files in named.items()]
@@ -98,8 +108,9 @@ def _by_name(paths: Sequence[str]) -> dict[Split, list[str]]:
     return found
 
 
-def _parallel(files: list[str]) -> tuple[Examined, ParallelFiles]:
-    source, target = (examine(file, table=False) for file in files)
+def _parallel(files: list[str], given: dict[Role, str]) -> tuple[Examined, ParallelFiles]:
+    source, target = (examine(file, ("text",), table=False) for file in files)
+    _refuse_columns(given, f"{files[0]} and {files[1]} are two files with one row per line")
     if source.encoding != target.encoding:
         what = f"{source.path} is {source.encoding} and {target.path} {target.encoding}: convert to UTF-8 with"
         commands = [_iconv(one) for one in (source, target) if one.encoding != "utf-8"]
@@ -126,22 +137,24 @@ def _single(
     numeric: bool,
     reasons: list[tuple[str, str, str]],
 ) -> tuple[Examined, SingleSource]:
-    one = examine(path, table=task not in ("lm", "mlm") or bool(given), tagged=task == "tag")
+    one = examine(path, roles, table=roles != ("text",) or bool(given))
+    if one.kind in READ_AS and not {*roles} <= {*READ_AS[one.kind]}:
+        needs = " and ".join(f"`{role}`" for role in roles)
+        what = f"is {one.why}: the task needs {needs}, as columns of a table"
+        if task == "seq2seq":
+            what += ", or two files: --data SOURCE TARGET"
+        raise ConfigError([Fault(path, what)])
+    if one.kind in READ_AS and not (one.kind == "conll" and task == "tag"):
+        _refuse_columns(given, f"{path} is {one.why}")
     match one.kind:
         case "folders":
             return one, ClassFolders(path=path, encoding=one.encoding)
         case "conll":
-            return one, ConllFile(path=path, encoding=one.encoding)
+            return _conll(one, given)
         case "labelled":
             return one, MatchedLines(path=path, pattern=LABELLED, encoding=one.encoding)
-        case "text" if roles == ("text",):
+        case "text" | "texts":
             return one, TextFile(path=path, encoding=one.encoding, document="line" if task == "mlm" else "file")
-        case "text":
-            needs = " and ".join(f"`{role}`" for role in roles)
-            what = f"is plain text: the task needs {needs}, as columns of a table"
-            if task == "seq2seq":
-                what += ", or two files: --data SOURCE TARGET"
-            raise ConfigError([Fault(path, what)])
     chosen = choose_columns(one, roles, given, numeric=numeric)
     reasons += [(role, f"column '{column.name}'", column.why) for role, column in _in_order(chosen, roles)]
     if ignored := [name for name in one.columns if name not in {column.name for column in chosen.values()}]:
@@ -151,6 +164,33 @@ def _single(
     source = TableFile(path=path, format=form, header=one.header, encoding=one.encoding, **columns)
     picked: dict[str, list[str]] = {role: one.columns[column.name] for role, column in _in_order(chosen, roles)}
     return Examined(path, "table", one.why, one.encoding, columns=picked, rows=one.rows), source
+
+
+def _refuse_columns(given: dict[Role, str], what: str) -> None:
+    if given:
+        raise ConfigError(Fault(f"--{role}", f"= {name!r}: {what}: it has no columns") for role, name in given.items())
+
+
+def _conll(one: Examined, given: dict[Role, str]) -> tuple[Examined, ConllFile]:
+    """Return the words and tags of a CoNLL file; their columns have numbers, and in CoNLL-U names as well."""
+    names, faults, columns = list(one.columns), list[Fault](), dict[str, int]()
+    for role, name in given.items():
+        if name.upper() in names or (name.isdecimal() and int(name) < len(names)):
+            columns[role] = names.index(name.upper()) if name.upper() in names else int(name)
+        else:
+            faults.append(Fault(f"--{role}", f"= {name!r}: no such column in {one.path}; {did_you_mean(name, names)}"))
+    word, tag = (1, 3) if names[0] == CONLLU[0] else (0, len(names) - 1)
+    word, tag = columns.get("words", word), columns.get("tags", tag)
+    if word == tag:
+        role = "tags" if "tags" in columns else "words"
+        faults.append(
+            Fault(f"--{role}", f"= {given[role]!r}: is also the column of the {'words' if role == 'tags' else 'tags'}")
+        )
+    if faults:
+        raise ConfigError(faults)
+    read = {"words": one.columns[names[word]], "tags": one.columns[names[tag]]}
+    source = ConllFile(path=one.path, encoding=one.encoding, word=columns.get("words"), tag=columns.get("tags"))
+    return replace(one, columns=read), source
 
 
 def _in_order(chosen: dict[Role, Chosen], roles: tuple[Role, ...]) -> list[tuple[Role, Chosen]]:

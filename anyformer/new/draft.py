@@ -160,7 +160,7 @@ def draft(request: Request) -> Draft:
     """Examine the files of a request, and choose everything but the number of steps."""
     kind = task_kind(request.task)
     roles = ROLES[kind]
-    if unknown := [role for role in request.columns if role not in (*roles, "pair")]:
+    if unknown := [role for role in request.columns if role not in (*roles, *(["pair"] if "label" in roles else []))]:
         wanted = ", ".join(f"--{role}" for role in roles)
         raise ConfigError([Fault(f"--{role}", f"the task {request.task} reads {wanted}") for role in unknown])
     sources = find_sources(request.paths, kind, roles, request.columns)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data.files import File, read_bytes
+from anyformer.data.files import TEXT_SUFFIXES, File, files_below, is_text_file, read_bytes
 from anyformer.data.tables import open_parquet, parquet_rows, parse_object, read_csv
 from anyformer.new.encodings import detect_encoding
 from anyformer.recipe import TABLE_FORMATS, Data, TextFile
@@ -27,8 +27,9 @@ COLUMN_NAMES: dict[str, list[str]] = tomllib.loads(
 HEADER_WORDS = frozenset(name for names in COLUMN_NAMES.values() for name in names)
 
 Format = Literal["tsv", "csv", "jsonl", "parquet"]
-Kind = Literal["table", "conll", "labelled", "text", "folders"]
+Kind = Literal["table", "conll", "labelled", "text", "texts", "folders"]
 FORMS = {"labelled": "lines that begin with a label", "text": "plain text", "folders": "a folder for each class"}
+CONLLU = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,7 @@ class Examined:
     columns: dict[str, list[str]] = field(default_factory=dict)
     lists: frozenset[str] = frozenset()  # columns that hold lists of strings
     rows: int = 0
-
-    @property
-    def suffix(self) -> str:
-        return suffix_of(self.path)
+    left_out: str = ""  # files of a folder that are not read, by their kinds
 
 
 def suffix_of(path: str) -> str:
@@ -59,10 +57,13 @@ def fault(path: str, message: str) -> ConfigError:
     return ConfigError([Fault(visible(path), message)])
 
 
-def examine(path: str, *, table: bool, tagged: bool = False) -> Examined:
-    """Return the format and the first rows of a file or folder; `table`: whether the task needs columns."""
+def examine(path: str, roles: tuple[str, ...], table: bool) -> Examined:
+    """Return the format and the first rows of a file or folder for a task that reads some columns.
+
+    `table`: whether they are columns of a table where the file could be one.
+    """
     if Path(path).is_dir():
-        return _folders(path)
+        return _folders(path) if "label" in roles else _texts(path)
     if suffix_of(path) == "parquet":
         return _parquet(path)
     try:
@@ -74,12 +75,12 @@ def examine(path: str, *, table: bool, tagged: bool = False) -> Examined:
     lines = [line for line in file.lines() if line.strip()]
     if not lines:
         raise fault(path, "is empty")
-    return replace(_by_content(path, file, lines, table, tagged), encoding=encoding)
+    return replace(_by_content(path, file, lines, roles, table), encoding=encoding)
 
 
-def _by_content(path: str, file: File, lines: list[str], table: bool, tagged: bool) -> Examined:
+def _by_content(path: str, file: File, lines: list[str], roles: tuple[str, ...], table: bool) -> Examined:
     suffix = suffix_of(path)
-    if suffix in CONLL or (tagged and suffix not in TABLE_FORMATS and not lines[0].startswith("{")):
+    if suffix in CONLL or ("tags" in roles and suffix not in TABLE_FORMATS and not lines[0].startswith("{")):
         return _conll(path, file)
     if suffix == "json" and lines[0].lstrip().startswith("["):
         raise fault(path, "is one JSON list: write one object per line (.jsonl)")
@@ -93,7 +94,7 @@ def _by_content(path: str, file: File, lines: list[str], table: bool, tagged: bo
         return Examined(path, "text", "plain text", columns={"text": lines[:MAX_ROWS]}, rows=len(lines))
     if _same_number(line.count("\t") for line in lines):
         return _cells(path, file, "tsv", f"TSV: {lines[0].count(chr(9))} tabs in every line")
-    if labelled := _labelled(path, lines):
+    if "label" in roles and (labelled := _labelled(path, lines)):
         return labelled
     if _same_number(line.count(",") for line in lines):
         return _cells(path, file, "csv", "CSV: as many commas in every line")
@@ -212,13 +213,14 @@ def _conll(path: str, file: File) -> Examined:
     if not sentences or any(len(cells) < 2 for cells in sentences[0]):
         what = "is not CoNLL: one word per line, its tag in the last column, a blank line between sentences"
         raise fault(path, what)
-    word, tag = (1, 3) if universal else (0, -1)
+    count = max(len(cells) for one in sentences for cells in one)
+    names = CONLLU if universal else tuple(map(str, range(count)))
     columns = {
-        "words": [" ".join(cells[word] for cells in one if len(cells) > 1) for one in sentences[:MAX_ROWS]],
-        "tags": [" ".join(cells[tag] for cells in one if len(cells) > 1) for one in sentences[:MAX_ROWS]],
+        name: [" ".join(cells[i] for cells in one if i < len(cells)) for one in sentences[:MAX_ROWS]]
+        for i, name in enumerate(names)
     }
     why = "CoNLL-U" if universal else f"CoNLL: one word per line, columns separated by {'tabs' if tabs else 'spaces'}"
-    return Examined(path, "conll", why, columns=columns, lists=frozenset(columns), rows=len(sentences))
+    return Examined(path, "conll", why, columns=columns, rows=len(sentences))
 
 
 def _labelled(path: str, lines: list[str]) -> Examined | None:
@@ -250,4 +252,28 @@ def _folders(path: str) -> Examined:
         "text": [one.decode(encoding, "replace") for one in raw],
     }
     why = f"{FORMS['folders']} ({len(classes)})"
-    return Examined(path, "folders", why, encoding, columns=columns, rows=len(files))
+    outside = [one for one in Path(path).iterdir() if one.is_file() and not one.name.startswith(".")]
+    return Examined(path, "folders", why, encoding, columns=columns, rows=len(files), left_out=_by_suffix(outside))
+
+
+def _texts(path: str) -> Examined:
+    """Return the text files of a folder and of those below it."""
+    files = files_below(Path(path))
+    texts, left_out = [file for file in files if is_text_file(file)], [file for file in files if not is_text_file(file)]
+    counts = _by_suffix(left_out)
+    if not texts:
+        what = f"{visible(path)} has no text files ({', '.join(TEXT_SUFFIXES)})"
+        raise ConfigError([Fault("--data", what + (f"; left out: {counts}" if counts else ""))])
+    data = Data(train=TextFile(path=path), root=".")
+    raw = [read_bytes(str(file), data)[1] for file in texts]
+    encoding = detect_encoding(b"\n".join(raw))
+    found = [one.decode(encoding, "replace") for one in raw]
+    why = f"{len(texts)} text files in {path} and folders below"
+    rows = sum(text.count("\n") + 1 for text in found)
+    return Examined(path, "texts", why, encoding, columns={"text": found}, rows=rows, left_out=counts)
+
+
+def _by_suffix(files: list[Path]) -> str:
+    """Return how many files of each kind there are, in words."""
+    counts = Counter(file.suffix.lower() or "without a suffix" for file in files)
+    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common())

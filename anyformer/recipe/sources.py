@@ -22,14 +22,14 @@ RowSplit = Literal["spread", "rows"]
 
 
 class TextFile(Spec):
-    """Plain text for a language model.
+    """Plain text for a language model: a file, or all text files in a folder and in those below it.
 
     `start` and `stop` select a part of it, as fractions of its characters. With `document = "line"`, a line belongs to
     the part in which it begins. With a `label`, all its texts have that label: one file per class.
     """
 
     kind: Literal["text"] = "text"
-    path: str  # the file
+    path: str  # the file, or a folder: its files .txt, .text, .md, .markdown and .rst (or these with .gz) are read
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     document: Literal["file", "line"] = "file"  # whether one document is a file or a line
     label: Label | None = None  # label of all texts

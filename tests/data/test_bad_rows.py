@@ -16,8 +16,14 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 def test_whole_files(tmp_path: Path) -> None:
     table = write("t.csv", "question,answer,answer\n1,2,3\n")
+    (tmp_path / "without").mkdir()
     for source, expected in (
-        (TextFile(path="."), "data.train.path = '.': . is not a regular file"),
+        (TableFile(path=".", format="csv", text="a"), "data.train.path = '.': . is not a regular file"),
+        (
+            TextFile(path=str(tmp_path / "without")),
+            f"data.train.path = '{tmp_path}/without': {tmp_path}/without has no text files "
+            "(.txt, .text, .md, .markdown, .rst)",
+        ),
         (TextFile(path="/dev/null"), "data.train.path = '/dev/null': /dev/null is not a regular file"),
         (TextFile(path="a\0b"), "data.train.path = 'a\\x00b': cannot be the name of a file (embedded null byte)"),
         (TextFile(path="x" * 300), f"data.train.path = '{'x' * 300}': {'x' * 300} cannot be read (File name too long)"),
