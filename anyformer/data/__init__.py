@@ -8,6 +8,7 @@ chunks                   large files in chunks of some megabytes, and chunks in 
 conll                    sentences with one word per line and its tags in columns
 conversations            conversations in rows, and chat templates by name
 counter_rng              a counter-based random generator, for draws that depend on a number alone
+delimited                CSV with any delimiter, and delimiters in messages
 dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
 files                    find, unpack and decode files
 fingerprint              fingerprints of data files, by which a resumed training detects a change

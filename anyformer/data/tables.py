@@ -3,8 +3,8 @@
 A column of JSON or Parquet may lie within another: `meta.title`, `translations.0.text`.
 """
 
-import csv
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.conversations import MESSAGES, alternate
+from anyformer.data.delimited import other_delimiter, read_csv, separated
 from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
 from anyformer.data.media_rows import media_columns, with_references
 from anyformer.recipe import (
@@ -25,12 +26,15 @@ from anyformer.recipe import (
 )
 
 DAMAGED = (OSError, ValueError, KeyError, MemoryError, OverflowError)  # beside its own, what pyarrow raises
+DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
 LISTS = ("words", "tags")  # columns that may be lists of strings
 
 
 def read_table(source: TableFile, data: Data, columns: dict[str, ColumnNames]) -> tuple[File, Parsed]:
     """The rows of a table by role; `columns` names the column of each, or several that are joined."""
     file, rows = _read_single(source, data, single_columns(columns))
+    if source.decimal == "," and "label" in columns:
+        rows = _with_decimal_points(rows)
     if media := media_columns(source, columns):
         rows = with_references(rows, media, locate(source.path, data).parent)
     joined = {role: len(names) for role, names in columns.items() if isinstance(names, tuple)}
@@ -48,6 +52,17 @@ def _joined(rows: Parsed, joined: dict[str, int], between: str) -> Parsed:
                 else:
                     row[role] = between.join(cell for cell in cells if cell.strip())
         yield number, row
+
+
+def _with_decimal_points(rows: Parsed) -> Parsed:
+    """Yield rows whose labels, numbers such as 1.234,5, are written as in Python."""
+    for number, row in rows:
+        if isinstance(row, str):
+            yield number, row
+        elif DECIMAL_COMMA.fullmatch(label := row["label"].strip()):
+            yield number, {**row, "label": label.replace(".", "").replace(",", ".")}
+        else:
+            yield number, f"the label {label[:40]!r} is no number with a decimal comma"
 
 
 def _read_single(source: TableFile, data: Data, columns: dict[str, ColumnName]) -> tuple[File, Parsed]:
@@ -71,18 +86,19 @@ def _read_single(source: TableFile, data: Data, columns: dict[str, ColumnName]) 
 def _cells(source: TableFile, file: File, wanted: dict[str, ColumnName], form: str) -> Parsed:
     """Cells by the names in the first row, or by number; empty lines are no rows."""
     names: list[str] | None = None
-    for number, cells in read_csv(file.text) if form == "csv" else _tsv(file):
+    delimiter = source.delimiter if form == "csv" else "\t"
+    for number, cells in read_csv(file.text, delimiter) if form == "csv" else _tsv(file):
         if why := cells if isinstance(cells, str) else file.flaw("\t".join(cells)):
             if names is None and source.header:
                 raise ConfigError([Fault("path", f"the header cannot be read: {file.name}:{number}: {why}")])
             yield number, why
         elif names is None:
             names = list(cells) if source.header else [str(i) for i in range(len(cells))]
-            places = _places(names, wanted, file.name)
+            places = _places(names, wanted, file.name, form, delimiter)
             if not source.header:
                 yield number, {role: _cell(cells[place], role) for role, place in places.items()}
         elif len(cells) != len(names):
-            yield number, f"has {len(cells)} columns, the first row has {len(names)}"
+            yield number, f"has {len(cells)} columns, the first row has {len(names)}, {separated(delimiter)}"
         else:
             yield number, {role: _cell(cells[place], role) for role, place in places.items()}
 
@@ -92,20 +108,20 @@ def _cell(cell: str, role: str) -> str:
     return "\n".join(filter(None, cell.split(" "))) if role in LISTS else cell
 
 
-def _places(names: list[str], wanted: dict[str, ColumnName], file: str) -> dict[str, int]:
+def _places(names: list[str], wanted: dict[str, ColumnName], path: str, form: str, delimiter: str) -> dict[str, int]:
     """Return the number of each column."""
-    faults = []
+    faults, file, hint = list[Fault](), f"{path}, {separated(delimiter)}", other_delimiter(names, form)
     for role, name in wanted.items():
         if isinstance(name, int):
             if name >= len(names):
                 columns = (
                     f"{len(names)} columns, numbered from 0 to {len(names) - 1}" if len(names) > 1 else "only column 0"
                 )
-                faults.append(Fault(role, f"= {name}: {file} has {columns}"))
+                faults.append(Fault(role, f"= {name}: {file}, has {columns}{hint}"))
         elif name not in names:
-            faults.append(Fault(role, f"= {name!r}: no such column in {file}; {did_you_mean(name, names)}"))
+            faults.append(Fault(role, f"= {name!r}: no such column in {file}; {did_you_mean(name, names)}{hint}"))
         elif names.count(name) > 1:
-            faults.append(Fault(role, f"= {name!r}: {names.count(name)} columns of {file} have this name"))
+            faults.append(Fault(role, f"= {name!r}: {names.count(name)} columns of {path} have this name"))
     if faults:
         raise ConfigError(faults)
     return {role: name if isinstance(name, int) else names.index(name) for role, name in wanted.items()}
@@ -114,63 +130,6 @@ def _places(names: list[str], wanted: dict[str, ColumnName], file: str) -> dict[
 def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:
     """Tabs apart; a quote is a character like any other."""
     return ((number, line.split("\t")) for number, line in enumerate(file.lines(), 1) if line)
-
-
-def read_csv(text: str) -> list[tuple[int, list[str] | str]]:
-    """Records, or the reason why there is none, with the line where each begins.
-
-    After a bad record the reading continues at its second line: a quote that is never closed does not swallow the rest.
-    """
-    limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))
-    try:
-        return list(_Csv(text))
-    finally:
-        csv.field_size_limit(limit)
-
-
-class _Csv:
-    """The records of a CSV in linear time.
-
-    At the start of a line the reader is either between records or within quotes. From a line that starts within quotes
-    the result is the same wherever the quotes began. So every line inside a bad record is remembered with the error,
-    and no other record is read through it.
-    """
-
-    def __init__(self, text: str):
-        self.lines = [f"{line}\n" for line in text.split("\n")]
-        self.first = self.next = 0  # the line where a record begins, and the line to be read next
-        self.bad: dict[int, str] = {}  # lines that lead to an error if they begin within quotes
-
-    def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
-        while self.first < len(self.lines):
-            self.next = self.first
-            reader = csv.reader(self._feed(), strict=True)
-            try:
-                for cells in reader:
-                    if cells:
-                        yield self.first + 1, cells
-                    self.first = self.next
-            except csv.Error as error:
-                why = str(error)
-                if why.startswith("unexpected end"):  # of the file, or of the lines that were fed
-                    why = self.bad.get(self.next, why)
-                self.bad |= dict.fromkeys(range(self.first + 1, self.next), why)
-                yield self.first + 1, _csv_reason(why)
-                self.first += 1
-
-    def _feed(self) -> Iterator[str]:
-        """The lines for a reader; it ends early, which is an error within quotes, where the error is known."""
-        while self.next < len(self.lines) and not (self.next > self.first and self.next in self.bad):
-            self.next += 1
-            yield self.lines[self.next - 1]
-
-
-def _csv_reason(message: str) -> str:
-    if message.startswith("unexpected end"):
-        return "a quote is opened and never closed"
-    if message.startswith("new-line character"):
-        return "a carriage return stands outside quotes"
-    return f"not valid CSV: {message}"
 
 
 # -- records ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from anyformer.config.spec import ConfigError, Fault, Spec, did_you_mean, fields
 from anyformer.data.readers import Rows, read
 from anyformer.data.synthetic import Split
 from anyformer.new.columns import Chosen, Role, choose_columns
-from anyformer.new.examine import CONLLU, Examined, examine, suffix_of
+from anyformer.new.examine import CONLLU, Examined, examine, has_decimal_commas, suffix_of
 from anyformer.recipe import (
     TABLE_FORMATS,
     ClassFolders,
@@ -161,7 +161,10 @@ def _single(
         reasons.append(("ignored", ", ".join(f"'{name}'" for name in ignored), "columns that the task does not read"))
     form = None if suffix_of(path) == one.format else one.format
     columns: Any = {role: column.name for role, column in chosen.items()}
-    source = TableFile(path=path, format=form, header=one.header, encoding=one.encoding, **columns)
+    if numeric and has_decimal_commas(one.columns[columns["label"]], "\t" if one.format == "tsv" else one.delimiter):
+        columns["decimal"] = ","
+    settings: Any = {"format": form, "header": one.header, "delimiter": one.delimiter, "encoding": one.encoding}
+    source = TableFile(path=path, **settings, **columns)
     picked: dict[str, list[str]] = {role: one.columns[column.name] for role, column in _in_order(chosen, roles)}
     return Examined(path, "table", one.why, one.encoding, columns=picked, rows=one.rows), source
 

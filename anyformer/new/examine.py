@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.data.delimited import DELIMITERS, read_csv
 from anyformer.data.files import TEXT_SUFFIXES, File, files_below, is_text_file, read_bytes
-from anyformer.data.tables import open_parquet, parquet_rows, parse_object, read_csv
+from anyformer.data.tables import DECIMAL_COMMA, open_parquet, parquet_rows, parse_object
 from anyformer.new.encodings import detect_encoding
 from anyformer.recipe import TABLE_FORMATS, Data, TextFile
 
 MAX_ROWS = 20_000  # of a table that are examined
+SNIFFED = 2**16  # characters of a CSV by which its delimiter is found
 MAX_SHOWN = 30  # characters of an example in a message
 MIN_ALIKE = 0.95  # share of lines with the same number of separators
 CONLL = ("conll", "conllu", "iob", "iob2", "bio", "bioes")
@@ -42,6 +44,7 @@ class Examined:
     encoding: str = "utf-8"
     format: Format | None = None  # of a table
     header: bool = True
+    delimiter: str = ","
     columns: dict[str, list[str]] = field(default_factory=dict)
     lists: frozenset[str] = frozenset()  # columns that hold lists of strings
     rows: int = 0
@@ -96,8 +99,9 @@ def _by_content(path: str, file: File, lines: list[str], roles: tuple[str, ...],
         return _cells(path, file, "tsv", f"TSV: {lines[0].count(chr(9))} tabs in every line")
     if "label" in roles and (labelled := _labelled(path, lines)):
         return labelled
-    if _same_number(line.count(",") for line in lines):
-        return _cells(path, file, "csv", "CSV: as many commas in every line")
+    for delimiter, name in DELIMITERS.items():
+        if _same_number(line.count(delimiter) for line in lines):
+            return _cells(path, file, "csv", f"CSV: as many {name} in every line")
     return Examined(path, "text", "plain text", columns={"text": lines[:MAX_ROWS]}, rows=len(lines))
 
 
@@ -119,13 +123,14 @@ def _is_object(line: str) -> bool:
 
 
 def _cells(path: str, file: File, form: Format, why: str) -> Examined:
+    delimiter = ","
     if form == "csv":
-        found = [cells for _, cells in read_csv(file.text) if isinstance(cells, list)]
+        delimiter = _sniff(file.text)
+        found = [cells for _, cells in read_csv(file.text, delimiter) if isinstance(cells, list)]
+        why += f", separated by {DELIMITERS[delimiter]}" * (delimiter != ",")
     else:
         found = [line.split("\t") for line in file.lines() if line]
     width = Counter(map(len, found)).most_common(1)[0][0] if found else 0
-    if width == 1 and found and max(map(len, found[0][0].split(";"))) and found[0][0].count(";"):
-        raise fault(path, "separates columns by ';', which is not read: separate them by commas or tabs")
     rows = [cells for cells in found if len(cells) == width]
     header = bool(rows) and is_header(rows[0], rows[1 : MAX_ROWS + 1])
     names = rows[0] if header else [str(i) for i in range(width)]
@@ -134,7 +139,23 @@ def _cells(path: str, file: File, form: Format, why: str) -> Examined:
         raise fault(path, "has a header and no rows" if header else "has no rows")
     columns = {name: [cells[i] for cells in rows[:MAX_ROWS]] for i, name in enumerate(names)}
     why += ", with a header" if header else ", without a header"
-    return Examined(path, "table", why, format=form, header=header, columns=columns, rows=len(rows))
+    return Examined(
+        path, "table", why, format=form, header=header, delimiter=delimiter, columns=columns, rows=len(rows)
+    )
+
+
+def _sniff(text: str) -> str:
+    """Return the delimiter that divides the most of the first rows, and the first one, into equally many columns.
+
+    Of several, commas come last: they may be decimal commas.
+    """
+    sample = text[:SNIFFED].rpartition("\n")[0] or text[:SNIFFED]
+    shares = dict[str, float]()
+    for delimiter in DELIMITERS:
+        widths = [len(cells) for _, cells in read_csv(sample, delimiter) if isinstance(cells, list)]
+        if widths and widths[0] > 1:
+            shares[delimiter] = widths.count(widths[0]) / len(widths)
+    return max(shares, key=lambda delimiter: shares[delimiter], default=",")
 
 
 def is_header(first: list[str], rows: list[list[str]]) -> bool:
@@ -154,11 +175,18 @@ def is_header(first: list[str], rows: list[list[str]]) -> bool:
 
 
 def is_number(text: str) -> bool:
+    """Return whether a cell is a number, also one with a decimal comma."""
     try:
         float(text)
     except ValueError:
-        return False
+        return DECIMAL_COMMA.fullmatch(text.strip()) is not None
     return True
+
+
+def has_decimal_commas(values: list[str], delimiter: str) -> bool:
+    """Return whether commas in numbers are decimal commas, rather than between thousands."""
+    decimals = [value.strip().rpartition(",")[2] for value in values if "," in value]
+    return bool(decimals) and delimiter != "," and (delimiter == ";" or any(len(digits) != 3 for digits in decimals))
 
 
 def _jsonl(path: str, lines: list[str]) -> Examined:

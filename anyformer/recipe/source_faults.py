@@ -130,6 +130,10 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             else:
                 *first, last = (f"`{name}`" for name in columns)
                 yield Fault("", f"the task {task} needs the columns {', '.join(first)} and {last}")
+        case TableFile() if source.delimiter != "," and table_format(source) != "csv":
+            yield Fault("delimiter", f"= {source.delimiter!r}: is for CSV, and this is {table_format(source)}")
+        case TableFile(decimal=",") if task != "regress":
+            yield Fault("decimal", f"= ',': is for numbers, which the task regress reads, and not {task}")
         case TableFile() if source.join != " " and not any(
             isinstance(c, tuple) for role, c in table_columns(source).items() if role != "messages"
         ):

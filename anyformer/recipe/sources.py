@@ -18,6 +18,7 @@ Column = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 ColumnName = str | Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # the name of a column, or its number from 0
 ColumnNames = ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]  # several are joined to one text
 Label = Annotated[str, Field(min_length=1)]
+Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
 RowSplit = Literal["spread", "rows"]
 
 
@@ -81,6 +82,8 @@ class TableFile(Spec):
     sounds: ColumnNames | None = None  # which of these columns hold paths of sounds; a.wav+b.wav are joined to one
     format: Literal["tsv", "csv", "jsonl", "parquet"] | None = None  # the format; None: by the suffix
     header: Flag = True  # the first row names the columns
+    delimiter: Delimiter = ","  # between the columns of a CSV; cells in quotes may hold it
+    decimal: Literal[".", ","] = "."  # sign before the decimals of numbers, in labels of the task regress
     encoding: Encoding = "utf-8"  # a Python codec: utf-8, latin-1, cp949, …
     start: Probability = 0.0  # beginning of the selected part, as a fraction
     stop: Fraction = 1.0  # end of the selected part, as a fraction

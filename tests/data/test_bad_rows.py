@@ -36,12 +36,12 @@ def test_whole_files(tmp_path: Path) -> None:
         ),
         (
             TableFile(path=table, source="qestion", target="answer"),
-            "data.train.source = 'qestion': no such column in t.csv; did you mean 'question'?\n"
+            "data.train.source = 'qestion': no such column in t.csv, separated by commas; did you mean 'question'?\n"
             "data.train.target = 'answer': 2 columns of t.csv have this name",
         ),
         (
             TableFile(path=table, text="3", header=False),
-            "data.train.text = '3': no such column in t.csv; known here: 0, 1, 2",
+            "data.train.text = '3': no such column in t.csv, separated by commas; known here: 0, 1, 2",
         ),
         (
             TableFile(path=write("t.jsonl", '{"question": 1}\n{"answer": 2}'), text="anser"),
@@ -99,8 +99,8 @@ BAD: list[tuple[Source, bytes, list[str]]] = [
         TableFile(path="f", format="tsv", **QA),
         b"Q\tA\n1\t2\n1\n1\t2\t3\n\t2\n1\t \n1\t\xff\nok\tok",
         [
-            "3: has 1 columns, the first row has 2",
-            "4: has 3 columns, the first row has 2",
+            "3: has 1 columns, the first row has 2, separated by tabs",
+            "4: has 3 columns, the first row has 2, separated by tabs",
             "5: the source is empty",
             "6: the target is empty",
             "7: byte 0xff is not utf-8; set `encoding`",

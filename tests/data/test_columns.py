@@ -64,11 +64,11 @@ def test_numbers_out_of_range() -> None:
     path = write("t.tsv", "a\tb\n")
     source = TableFile(path=path, header=False, text=["0", 2], label=7)
     assert faults(source) == [
-        "data.train.text.1 = 2: t.tsv has 2 columns, numbered from 0 to 1",
-        "data.train.label = 7: t.tsv has 2 columns, numbered from 0 to 1",
+        "data.train.text.1 = 2: t.tsv, separated by tabs, has 2 columns, numbered from 0 to 1",
+        "data.train.label = 7: t.tsv, separated by tabs, has 2 columns, numbered from 0 to 1",
     ]
     one = TableFile(path=write("o.tsv", "a\n"), header=False, text=1)
-    assert faults(one) == ["data.train.text = 1: o.tsv has only column 0"]
+    assert faults(one) == ["data.train.text = 1: o.tsv, separated by tabs, has only column 0"]
 
 
 # -- joined -----------------------------------------------------------------------------------------------------------

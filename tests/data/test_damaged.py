@@ -13,10 +13,10 @@ from rich.console import Console
 
 from anyformer.config import ConfigError
 from anyformer.data.chunks import Input, read_chunks
+from anyformer.data.delimited import _csv_reason, read_csv
 from anyformer.data.lines import read_lines
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
-from anyformer.data.tables import _csv_reason, read_csv
 from anyformer.recipe import (
     Bytes,
     ClassFolders,

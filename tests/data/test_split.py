@@ -103,7 +103,9 @@ def test_unreadable_rows_are_in_one_part() -> None:
 def test_wrong_groups_are_told() -> None:
     write("table.tsv", "text\tuser\na\tx\n")
     source = TableFile(path="table.tsv", text="text", group="usr")
-    assert faults(source) == ["data.train.group = 'usr': no such column in table.tsv; did you mean 'user'?"]
+    assert faults(source) == [
+        "data.train.group = 'usr': no such column in table.tsv, separated by tabs; did you mean 'user'?"
+    ]
     alone = source.model_copy(update={"group": "user", "start": 0.3, "stop": 0.300001})
     assert faults(alone) == [
         "data.train.group = 'user': has 1 value, and none is in the part from 0.3 to 0.300001: "

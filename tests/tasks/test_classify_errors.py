@@ -24,7 +24,7 @@ def with_valid(recipe: Recipe, folder: Path, *rows: tuple[str, ...]) -> Recipe:
         (("1 2", "Mittwoch"), "the label 'Mittwoch' does not occur in training: known here: even, odd"),
         (("1 2", " "), "the label is empty"),
         ((" ", "odd"), "the text is empty"),
-        (("1 2", "odd", "even"), "has 3 columns, the first row has 2"),
+        (("1 2", "odd", "even"), "has 3 columns, the first row has 2, separated by tabs"),
     ],
 )
 def test_bad_rows_of_labels(tmp_path: Path, row: tuple[str, ...], why: str) -> None:

@@ -134,7 +134,7 @@ def test_a_mixture_has_metrics_by_a_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "by", "why"),
     [
-        ([], "domian", "by = 'domian': no such column in {0}/a.tsv; did you mean 'domain'?"),
+        ([], "domian", "by = 'domian': no such column in {0}/a.tsv, separated by tabs; did you mean 'domain'?"),
         (
             ["data.test={{kind='folders', path='{0}'}}"],
             "x",
