@@ -95,10 +95,11 @@ class Layout(NamedTuple):
 
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
-HINTS = {
-    "segments": "the number of each token's document, -1 for padding; for a mask of the real tokens, "
-    "give torch.where(mask, 0, -1)"
-}
+HINT = (
+    "the number of each token's document, -1 for padding; give a mask of the real tokens as `attention_mask`, "
+    "or as torch.where(mask == 1, 0, -1)"
+)
+MASKS = ("marks", "attention_mask")  # facts for which a boolean is a valid value, 0 or 1
 
 
 def check(batch: int, length: int, **facts: Tensor | None) -> None:
@@ -108,10 +109,44 @@ def check(batch: int, length: int, **facts: Tensor | None) -> None:
             continue
         if x.dim() != 2 or x.shape[0] not in (1, batch) or x.shape[1] != length:
             raise ValueError(f"{name} has shape {list(x.shape)}, expected [{batch}, {length}] like the tokens")
-        # a boolean mask is a valid value for marks (0 or 1); as segments it would number documents
-        if x.dtype not in INTEGERS and (name != "marks" or x.dtype not in (torch.bool, torch.uint8)):
-            hint = f": {HINTS[name]}" if name in HINTS else ""
+        if x.dtype not in INTEGERS and (name not in MASKS or x.dtype not in (torch.bool, torch.uint8)):
+            hint = f": {HINT}" if name == "segments" else ""
             raise ValueError(f"{name} must be integers, got {x.dtype}{hint}")
+
+
+def check_values(segments: Tensor | None, attention_mask: Tensor | None, whole: bool = True) -> None:
+    """Raise a ValueError if a mask is not of zeros and ones, or if segments can only be a mask; [b, t] each.
+
+    Segments 0 and 1 can only be a mask where a 0 follows a 1: documents would be in falling order. In `whole` rows they
+    also are one if some rows are all ones and others begin with zeros: padding on the left, up to the longest row. Rows
+    that all begin with zeros and end with ones are two documents. A device's values are not read: it would synchronise.
+    """
+    given = segments if attention_mask is None else attention_mask
+    if given is None or given.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    low, high = int(given.min()), int(given.max())
+    if attention_mask is not None:
+        if low < 0 or high > 1:
+            raise ValueError(f"attention_mask has a {low if low < 0 else high}: give 1 at real tokens, 0 at padding")
+    elif (low, high) == (0, 1):
+        lowest, falls = given.amin(dim=1), bool((given[:, 1:] < given[:, :-1]).any())
+        if falls or (whole and bool((lowest == 1).any() & (lowest < given[:, -1]).any())):
+            raise ValueError(f"segments are 1 and 0 as in a mask of the real tokens, expected {HINT}")
+
+
+def choose_segments(
+    batch: int, length: int, segments: Tensor | None, attention_mask: Tensor | None, newest: Tensor | None = None
+) -> Tensor | None:
+    """Return the segments of [batch, length] tokens, given as such or by a mask of the real ones (1).
+
+    A mask's tokens are of the `newest` segment [b] in a cache, or of segment 0.
+    """
+    check(batch, length, segments=segments, attention_mask=attention_mask)
+    if attention_mask is None:
+        return segments
+    if segments is not None:
+        raise ValueError("attention_mask and segments both say which tokens are padding: leave one of them out")
+    return torch.where(attention_mask == 1, 0 if newest is None else newest[:, None], PADDING)
 
 
 def make_layout(
@@ -120,11 +155,13 @@ def make_layout(
     device: torch.device,
     *,
     segments: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     positions: Tensor | None = None,
     marks: Tensor | None = None,
 ) -> Layout:
     """Return the layout of [batch, length] tokens; by default positions count from 0 within each segment."""
-    check(batch, length, segments=segments, positions=positions, marks=marks)
+    check(batch, length, positions=positions, marks=marks)
+    segments = choose_segments(batch, length, segments, attention_mask)
     if segments is None and positions is None:
         index = torch.arange(length, device=device)[None]
         return Layout(index, None, marks, ordered=True, packed=False, padding="none", position_bound=length)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, check, real, segment_positions
+from anyformer.attention.layout import Layout, check, choose_segments, real, segment_positions
 from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
 from anyformer.cache.ring import FirstTokens, Ring, RowSlots, SharedSlots, Slots, Step
 from anyformer.cache.states import StateCache, StateSizes
@@ -73,11 +73,13 @@ class Cache:
         segments: Tensor | None,
         positions: Tensor | None,
         marks: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Layout:
         """Return the layout of new tokens; by default they continue the newest segment of each row."""
         if batch != self.segment.shape[0]:
             raise ValueError(f"the cache was made for a batch of {self.segment.shape[0]}, got {batch}")
-        check(batch, length, segments=segments, positions=positions, marks=marks)
+        check(batch, length, positions=positions, marks=marks)
+        segments = choose_segments(batch, length, segments, attention_mask, self.segment)
         if marks is not None:
             self._check_marks(marks)
         if segments is None and positions is None and marks is None:

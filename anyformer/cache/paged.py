@@ -187,11 +187,9 @@ class PagedCache:
         keys = _keys(pages)
         return {None: Step(keys._replace(pages=None) if self.pool.int8 else keys, slots)}
 
-    def make_layout(
-        self, batch: int, length: int, segments: Tensor | None, positions: Tensor | None, marks: Tensor | None = None
-    ) -> Layout:
-        if segments is not None or positions is not None or marks is not None:
-            raise ValueError("the tokens of a paged cache continue its rows: leave segments, positions and marks out")
+    def make_layout(self, batch: int, length: int, *facts: Tensor | None) -> Layout:
+        if any(fact is not None for fact in facts):
+            raise ValueError("the tokens of a paged cache continue its rows: leave segments, masks and positions out")
         return self.next(length)
 
     def keep_source(self, source: Layout, states: Tensor | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, check, real, segment_positions
+from anyformer.attention.layout import Layout, check, choose_segments, real, segment_positions
 from anyformer.conventions import PADDING
 
 
@@ -39,15 +39,17 @@ class Past(NamedTuple):
         segments: Tensor | None,
         positions: Tensor | None,
         padding: Literal["none", "right", "any"] | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Layout:
         """Return the layout of new tokens; by default they continue the segment of each row's newest token."""
         if batch != self.positions.shape[0]:
             raise ValueError(f"the past has a batch of {self.positions.shape[0]}, the input one of {batch}")
-        check(batch, length, segments=segments, positions=positions)
-        if padding is None:
-            padding = "none" if segments is None else "any"
+        check(batch, length, positions=positions)
         begun = real(self.segments[:, -1])
         segment, following = (torch.where(begun, x[:, -1], 0) for x in (self.segments, self.positions + 1))
+        segments = choose_segments(batch, length, segments, attention_mask, segment)
+        if padding is None:
+            padding = "none" if segments is None else "any"
         new = (segment[:, None] if segments is None else segments).expand(batch, length)
         if positions is None:
             positions = segment_positions(new, segment, following)

@@ -45,6 +45,7 @@ def generate(
     max_new_tokens: int | Sequence[int] = 20,
     stop: Sequence[int] = (),
     segments: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     marks: Tensor | None = None,
     seed: int | Tensor | None = None,
     constraint: Constraint | None = None,
@@ -60,15 +61,16 @@ def generate(
     `how` are those of `Sampling`: temperature, top_k, top_p, ...; without any, decoding is greedy.
 
     A row ends at its first `stop` id or at its budget and is padded from there; decoding ends when all rows have ended.
-    Prompts of unequal length are padded on either side, with `segments` -1 there. A row's result does not depend on the
-    other rows. `cache="int8"` takes a half to a quarter of the memory and may change answers a little; `compile` makes
-    steps faster after tens of seconds.
+    Prompts of unequal length are padded on either side, with `segments` -1 or `attention_mask` 0 there. A row's result
+    does not depend on the other rows. `cache="int8"` takes a half to a quarter of the memory and may change answers a
+    little; `compile` makes steps faster after tens of seconds.
     """
     request = Request(
         ids,
         max_new_tokens=max_new_tokens,
         stop=stop,
         segments=segments,
+        attention_mask=attention_mask,
         marks=marks,
         seed=seed,
         constraint=constraint,

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, get_args
 import torch
 from torch import Tensor
 
+from anyformer.attention.layout import real
 from anyformer.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError, Fault, Tokens
 from anyformer.decoding.check import integer_faults, parse_ids
@@ -29,6 +30,7 @@ class RequestOptions(TypedDict, total=False):
     max_new_tokens: int | Sequence[int]
     stop: Sequence[int]
     segments: Tensor | None
+    attention_mask: Tensor | None
     marks: Tensor | None
     media: MediaBatch | None
     seed: int | Tensor | None
@@ -48,6 +50,7 @@ class Request:
     max_new_tokens: the budget of all rows, or of each.
     stop: ids that end a row.
     segments: -1 at padding [b, t]; it may be on either side.
+    attention_mask: the same as 0 at padding and 1 at real tokens [b, t], bool or integer.
     marks: 1 at tokens that the whole prompt sees [b, t]; such a prompt is read at once.
     media: images, sounds and feature vectors of the prompts, which are then read at once.
     seed: one for each row [b], or one from which these are derived (sampling).
@@ -64,6 +67,7 @@ class Request:
     max_new_tokens: int | Sequence[int] = 20
     stop: Sequence[int] = ()
     segments: Tensor | None = None
+    attention_mask: Tensor | None = None
     marks: Tensor | None = None
     media: MediaBatch | None = None
     seed: int | Tensor | None = None
@@ -85,6 +89,13 @@ class Request:
     def longest(self) -> int:
         """The largest budget."""
         return max(self.budgets, default=0)
+
+    @cached_property
+    def present(self) -> Tensor | None:
+        """Which of the ids are not padding, bool [b, t]; None: all."""
+        if self.attention_mask is not None:
+            return self.attention_mask == 1
+        return None if self.segments is None else real(self.segments)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -143,7 +154,8 @@ def _type_faults(request: Any) -> Iterator[Fault]:
         yield Fault("constraint", f"must be a Constraint, such as a Regex, got {type(request.constraint).__name__}")
     if request.reuse is not None and not isinstance(request.reuse, Reuse):
         yield Fault("reuse", f"must be a Reuse, got {type(request.reuse).__name__}")
-    for name, value in (("segments", request.segments), ("marks", request.marks)):
+    for name in ("segments", "attention_mask", "marks"):
+        value = getattr(request, name)
         if value is not None and not isinstance(value, Tensor):
             yield Fault(name, f"must be a tensor [batch, length], got {type(value).__name__}")
     if not isinstance(request.processors, Sequence) or not all(map(callable, request.processors)):

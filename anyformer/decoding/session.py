@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import check, real
+from anyformer.attention.layout import check, check_values, choose_segments, real
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.config import LM, ConfigError, Fault
 from anyformer.conventions import PADDING
@@ -258,11 +258,13 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
     """Return the size (rows, length) of the inputs, and these, checked against the model."""
     reader = model.source or model.target
     assert reader is not None
-    ids, segments, marks, media = request.ids, request.segments, request.marks, request.media
+    ids, marks, media = request.ids, request.marks, request.media
     batch, length = reader.measure(ids)
     if isinstance(reader, TokenInput):
         _check_ids(ids, reader.vocab)
-    check(batch, length, segments=segments)
+    segments = choose_segments(batch, length, request.segments, request.attention_mask)
+    given, mask = (None if x is None else x.cpu() for x in (request.segments, request.attention_mask))
+    check_values(given, mask)
     if model.encoder is not None and marks is not None:
         raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
     if marks is not None or media is not None:

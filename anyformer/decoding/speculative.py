@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.attention.layout import real
 from anyformer.config import LM, ModelConfig, Tokens
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.constraint import check_fit
@@ -203,8 +202,8 @@ def _check_draft(model: Transformer, draft: Transformer, request: Request) -> No
     if stack is None or reader is None or not stack.ends:
         return
     (limit, what), length = stack.ends[0], reader.measure(request.ids)[1]
-    if request.segments is not None:
-        length = int(real(request.segments).sum(dim=1).amax())
+    if request.present is not None:
+        length = int(request.present.sum(dim=1).amax())
     if length > limit:
         fix = "give shorter ones, or another draft"
         raise ConfigError([Fault("draft", f"has {limit} {what}, and what it reads first is of {length} tokens: {fix}")])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import Backend
-from anyformer.attention.layout import Layout, make_layout
+from anyformer.attention.layout import Layout, check_values, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.cache.layer_cache import Sizes
 from anyformer.cache.paged import AnyCache
@@ -125,7 +125,8 @@ class Transformer(nn.Module):
         Args:
             segments, positions, marks, types, spelled: int [b, t] each; see `Inputs` and `Layout`. Padding has segment
                 -1. By default every row is one segment whose positions start at 0. Encoder-decoders take
-                `source_segments`, `target_segments`, and likewise positions and types.
+                `source_segments`, `target_segments`, and likewise masks, positions and types.
+            attention_mask: bool or 0 and 1 [b, t], in place of segments: 1 at real tokens, 0 at padding on any side.
             media: images, sounds and feature vectors among the tokens, for models that read them.
             cache: KV cache that the tokens continue, and are added to (see `new_cache`).
             past: segment memory that the tokens continue (see `new_past`). The call then also returns the next one.
@@ -352,6 +353,7 @@ class Transformer(nn.Module):
                 source_layout = source.checked(batch, encoder_out.shape[1])
             else:
                 source_layout = make_layout(batch, encoder_out.shape[1], encoder_out.device, segments=source)
+                check_values(source, None)
             encoder_out, rest = encoder_out.tensor_split([self.config.width], dim=-1)
             states = rest if self.encoder_init_widths else None
             if cache is not None:

@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 
 from torch import Tensor
 
-from anyformer.attention.layout import Layout, make_layout
+from anyformer.attention.layout import Layout, check, check_values, make_layout
 from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import Past
 from anyformer.config.spec import did_you_mean
@@ -22,6 +22,7 @@ class StackOptions(TypedDict, total=False):
     """Keywords that describe the tokens of one stack."""
 
     segments: Tensor | None
+    attention_mask: Tensor | None
     positions: Tensor | None
     marks: Tensor | None
     types: Tensor | None
@@ -33,23 +34,27 @@ class SideOptions(StackOptions, total=False):
     """Keywords that describe the tokens of all sides; those with a prefix are for encoder-decoders."""
 
     source_segments: Tensor | None
+    source_attention_mask: Tensor | None
     source_positions: Tensor | None
     source_types: Tensor | None
     source_media: MediaBatch | None
     target_segments: Tensor | None
+    target_attention_mask: Tensor | None
     target_positions: Tensor | None
     target_types: Tensor | None
     target_media: MediaBatch | None
 
 
-OWN = ("segments", "positions", "marks", "types", "spelled", "media")
+OWN = ("segments", "attention_mask", "positions", "marks", "types", "spelled", "media")
 SIDED = (
     "source_segments",
+    "source_attention_mask",
     "source_types",
     "source_positions",
     "source_media",
     "target_positions",
     "target_segments",
+    "target_attention_mask",
     "target_types",
     "target_media",
 )
@@ -103,23 +108,25 @@ def _read(
     else:
         inputs = Inputs(given, types=options.get("types"), spelled=options.get("spelled"), media=options.get("media"))
     batch, length = module.measure(inputs.ids)
-    segments, positions, marks = options.get("segments"), options.get("positions"), options.get("marks")
+    segments, mask = options.get("segments"), options.get("attention_mask")
+    positions, marks, layout = options.get("positions"), options.get("marks"), inputs.layout
     if isinstance(segments, Layout):
         raise TypeError("segments must be a tensor [batch, length]; pass a Layout as `Inputs(ids, layout)`")
-    layout = inputs.layout
+    check(batch, length, segments=segments, attention_mask=mask)
+    check_values(segments, mask, whole=before is None)
     if before is None:
         if layout is not None:
             return inputs, layout.checked(batch, length)
-        facts = {"segments": segments, "positions": positions, "marks": marks}
+        facts = {"segments": segments, "attention_mask": mask, "positions": positions, "marks": marks}
         return inputs, make_layout(batch, length, inputs.ids.device, **facts)
     if not isinstance(before, Past):
         if layout is None:
-            return inputs, before.make_layout(batch, length, segments, positions, marks)
+            return inputs, before.make_layout(batch, length, segments, positions, marks, mask)
         if layout.continues_cache:  # made by `Cache.next`
             return inputs, layout.checked(batch, length)
         return inputs, before.make_layout(batch, length, layout.segments, layout.positions, layout.marks)
     if marks is not None or (layout is not None and layout.marks is not None):
         raise ValueError("marks with a past are not supported: earlier tokens would have seen the marked ones")
     if layout is None:
-        return inputs, before.make_layout(batch, length, segments, positions)
+        return inputs, before.make_layout(batch, length, segments, positions, attention_mask=mask)
     return inputs, before.make_layout(batch, length, layout.segments, layout.positions, layout.padding)

@@ -50,8 +50,16 @@ def difference(
     lengths: tuple[int, ...] = (44, 40, 17),
     backend: Backend = "auto",
     change: Callable[[Transformer], object] | None = None,
+    masked: bool = False,
 ) -> float:
-    """The largest between our logits and theirs at a real token; `change` spoils a copy of ours first."""
+    """The largest between our logits and theirs at a real token; `change` spoils a copy of ours first.
+
+    `masked`: ours has the mask that theirs has, in place of segments.
+    """
+
+    def padding(batch: Ragged, prefix: str = "") -> dict[str, Tensor]:
+        return {f"{prefix}attention_mask": batch.mask} if masked else {f"{prefix}segments": batch.segments}
+
     family, (ours, theirs) = FAMILIES[name], built(name)
     if change:
         change(ours := copy.deepcopy(ours))
@@ -60,14 +68,14 @@ def difference(
     if family.config.shape == "encoder-decoder":
         read = ragged(*reversed(lengths), side=side, seed=1)
         expected = run_theirs(family, theirs, batch, decoder_input_ids=read.ids, decoder_attention_mask=read.mask)
-        found = ours(batch.ids, read.ids, source_segments=batch.segments, target_segments=read.segments)
+        found = ours(batch.ids, read.ids, **padding(batch, "source_"), **padding(read, "target_"))
     elif name in ("bert", "bigbird"):
         types = batch.ids % 2
         expected = run_theirs(family, theirs, batch, token_type_ids=types)
-        found = ours(batch.ids, segments=batch.segments, types=types)
+        found = ours(batch.ids, **padding(batch), types=types)
     else:
         expected = run_theirs(family, theirs, batch)
-        found = ours(batch.ids, segments=batch.segments)
+        found = ours(batch.ids, **padding(batch))
     assert found.shape == expected.logits.shape
     return furthest(found, expected.logits, read.real)
 
@@ -85,6 +93,11 @@ PADDED = [
 @pytest.mark.parametrize(("family", "side"), PADDED)
 def test_logits(family: str, side: str, backend: Backend) -> None:
     assert difference(family, side, backend=backend) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "side"), [case for case in PADDED if case[0] in ("gpt2", "bert", "llama", "t5")])
+def test_logits_by_a_mask(family: str, side: str) -> None:
+    assert difference(family, side, masked=True) <= TOLERANCE
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -279,4 +292,4 @@ def test_greedy_answer(family: str, side: str) -> None:
     (ours, theirs), source = built(family), ragged(44, 40, 17, side=side)
     expected = answered(FAMILIES[family], theirs, source, new=8)
     assert expected.unique().numel() > 2
-    assert torch.equal(generate(ours, source.ids, segments=source.segments, max_new_tokens=8), expected)
+    assert torch.equal(generate(ours, source.ids, attention_mask=source.mask, max_new_tokens=8), expected)
