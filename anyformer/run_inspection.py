@@ -21,6 +21,7 @@ from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
 from anyformer.tasks.base import before_end, ending_ids, length_fault, media_of, read_media, with_prefix
+from anyformer.tasks.classify import Classifying
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.tasks.mixture import MixedTasks
@@ -75,7 +76,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)
     piece = _piece(run, text, None)
     begins = len(piece.ids) if isinstance(run.task, SequenceToSequence | SpanCorrupting | LanguageModelling) else None
-    if isinstance(run.task, Encoding) and (most := run.task.spec.max_length) == len(piece.ids):
+    if isinstance(run.task, Encoding | Classifying) and (most := run.task.spec.max_length) == len(piece.ids):
         notes.append(f"text: of long ones only the first {most:,} tokens are read")
     if target is not None:
         target = _cut("target", target, lambda part: _piece(run, text, part), config, notes)

@@ -1,6 +1,7 @@
 """`new`: a recipe for one's own files."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from anyformer.new.draft import Draft
     from anyformer.training.plan import Plan
 
+SETTING = re.compile(r"[a-z_]+(\.(\w+|\*))*=")  # the beginning of KEY=VALUE
 Column = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a table, by name or by number.")]
 
 
@@ -35,7 +37,12 @@ def new_(
         ),
     ],
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Further files.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE|KEY=VALUE]...",
+            help="Further files, and settings of the recipe, as for `train`: data.on_bad_row=skip.",
+            show_default=False,
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -78,11 +85,17 @@ def new_(
     """
     import torch
 
+    from anyformer.config.overrides import assignment
     from anyformer.config.spec import ConfigError, Fault, close_file, visible
     from anyformer.new.budget import TRIAL_STEPS, measure, minutes_note, steps_within
     from anyformer.new.draft import Request, draft, task_kind
 
-    paths = [*(data or ()), *(more or ())]
+    given = [*(data or ()), *(more or ())]
+    overrides = [text for text in given if SETTING.match(text) and not os.path.exists(text)]
+    paths = [text for text in given if text not in overrides]
+    fixed = dict(map(assignment, overrides)).get("train.steps")
+    if fixed is not None and minutes is not None:
+        raise ConfigError([Fault("--minutes", f"= {minutes:g}: train.steps is given: leave out one of them")])
     if not paths:
         raise ConfigError([Fault("--data", "is missing: name the file, or the two files, to learn from")])
     if missing := [path for path in paths if not os.path.exists(os.path.expanduser(path))]:
@@ -97,7 +110,7 @@ def new_(
     if lora and first is None:
         raise ConfigError([Fault("--lora", "needs a pretrained model: add --from")])
     task_kind(task)  # refuses an unknown one before a public model is imported
-    given = {
+    columns = {
         "text": text,
         "pair": pair,
         "label": label,
@@ -109,15 +122,16 @@ def new_(
     request = Request(
         task,
         paths,
-        {role: column for role, column in given.items() if column is not None},  # type: ignore[misc]
+        {role: column for role, column in columns.items() if column is not None},  # type: ignore[misc]
         None if first is None else _run(first),
         lora,
         torch.cuda.is_available(),
+        tuple(overrides),
     )
     made = draft(request)
     typer.echo("building tokenizer and model, and timing a few steps", err=True)
     measured = measure(made.text(TRIAL_STEPS))
-    steps, reason = steps_within(measured, minutes, made.facts)
+    steps, reason = steps_within(measured, minutes, made.facts) if fixed is None else (fixed, "")
     out.write_text(made.text(steps, reason), encoding="utf-8")
     _report(made, measured, steps, out)
     if note := minutes_note(measured, minutes, steps, made.facts):

@@ -73,6 +73,7 @@ class Rows:
     lines: Sequence[int] = field(repr=False)  # line in which each row begins
     bad: tuple[BadRow, ...] = field(default=(), repr=False)  # rows that were left out
     files: Sequence[str] | None = field(default=None, repr=False)  # file of each row, if there are several
+    cut: int = 0  # rows of which a task reads the beginning only
     stream: Corpus | None = None  # tokenised text of shards; then there are no columns
     ids: Mapping[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)  # columns already encoded
 

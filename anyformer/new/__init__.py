@@ -7,5 +7,7 @@ draft      A recipe with its comments, and the reasons for each choice
 encodings  The encoding of a file
 examine    The format of a file: table, CoNLL, labelled lines, plain text, folders
 models     Models and training settings for each task, trained from scratch or from a run
+overrides  KEY=VALUE for a drafted recipe: the lines that it changes
 texts      Statistics of texts: script, lengths, words; the tokenizer that fits them
+toml       Values and specs as TOML on one line
 """

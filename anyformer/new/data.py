@@ -1,6 +1,5 @@
 """Sources of a recipe for some files: which file is which split, and how one file is split. Imports no torch."""
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from anyformer.config.spec import ConfigError, Fault, Spec, did_you_mean, fields
+from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.readers import Rows, read
 from anyformer.data.synthetic import Split
 from anyformer.new.columns import Chosen, Role, choose_columns
@@ -274,26 +273,3 @@ def _read(found: dict[Split, Any], one: Examined, reasons: list[tuple[str, str, 
         reasons.append(("bad rows", f"{len(bad):,} skipped", str(bad[0])))
     valid, test = (found[split] if split in rows else None for split in ("valid", "test"))
     return Sources(found["train"], valid, test, rows, one, reasons)
-
-
-def toml(value: Any) -> str:
-    """Return a value, or a spec without its defaults, as TOML on one line."""
-    match value:
-        case Spec():
-            known = fields(type(value))
-            given = {
-                name: inner
-                for name in known
-                if (inner := getattr(value, name)) != known[name].default or name == "kind"
-            }
-            return toml(given)
-        case dict():
-            return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
-        case tuple() | list():
-            return "[" + ", ".join(map(toml, value)) + "]"
-        case str():
-            return f"'{value}'" if "\\" in value and "'" not in value else json.dumps(value, ensure_ascii=False)
-        case bool():
-            return str(value).lower()
-        case _:
-            return str(value)

@@ -1,7 +1,7 @@
 """A recipe for a user's files: its text with comments, and the reasons for each choice. Imports no torch."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ from anyformer.config.spec import did_you_mean
 from anyformer.data.readers import Rows
 from anyformer.new import models
 from anyformer.new.columns import Role
-from anyformer.new.data import Sources, find_sources, toml
+from anyformer.new.data import Sources, find_sources
 from anyformer.new.models import Facts, Line
+from anyformer.new.overrides import override_lines
 from anyformer.new.texts import TextStats, measure
+from anyformer.new.toml import toml
 from anyformer.recipe import Classify, Embed, LanguageModel, MaskedLanguageModel, Regress, Seq2Seq, Tag, Task
 from anyformer.recipe.sources import SPLITS
 
@@ -53,6 +55,7 @@ class Request:
     first: tuple[str, ModelConfig] | None  # the run that fine-tuning starts from
     lora: bool
     gpu: bool
+    overrides: tuple[str, ...] = ()  # KEY=VALUE, as for `anyformer train`
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Draft:
             found.append(
                 ("model", f"{facts.layers} layers, {facts.width} wide", f"from scratch; small, for {facts.amount}")
             )
-        return found
+        return [*found, *(("given", text, "as KEY=VALUE says") for text in self.request.overrides)]
 
     def _label_examples(self) -> str:
         rows = self.sources.rows["train"]
@@ -110,15 +113,17 @@ class Draft:
             **models.model(facts),
             "train": [*models.training(facts, steps, reason), *self._evaluation(steps)],
         }
+        if self.request.overrides:
+            sections = override_lines(sections, self.request.overrides)
         names = ", ".join(Path(path).name for path in self.request.paths)
         head = f"# {self.request.task}: {names}. Made by `anyformer new`; every line may be changed.\n"
-        return head + "\n".join(_section(name, lines) for name, lines in sections.items()) + "\n"
+        return head + models.as_toml(sections)
 
     def _too_long(self) -> bool:
         first = self.facts.first
         limits = [stack.limit for stack in first[1].stacks.values() if stack.limit] if first else []
         longest = self.facts.inputs.longest / CHARACTERS_PER_TOKEN
-        return self.facts.task.kind != "lm" and any(longest > limit for limit in limits)
+        return self.facts.task.kind not in ("lm", "classify") and any(longest > limit for limit in limits)
 
     def _evaluation(self, steps: int) -> list[Line]:
         if self.sources.valid is None:
@@ -128,11 +133,6 @@ class Draft:
         return [Line("best", f'"{self.facts.best}"', "selects the best of them"), every]
 
 
-def _section(name: str, lines: list[Line]) -> str:
-    shown = [f"{line.key} = {line.value}" + (f"  # {line.why}" if line.why else "") for line in lines]
-    return "\n".join([*([f"\n[{name}]"] if name else []), *shown])
-
-
 def _plural(kind: str) -> str:
     return {"lm": "text", "tag": "sentences"}.get(kind, "rows")
 
@@ -140,7 +140,7 @@ def _plural(kind: str) -> str:
 def _about(task: str) -> str:
     return {
         "seq2seq": "a text for each text",
-        "classify": "a label for each text",
+        "classify": "a label for each text; of longer ones only max_length tokens are read",
         "tag": "a label for each word",
         "lm": "the next token of a text",
         "mlm": "masked tokens of a text",
@@ -174,6 +174,8 @@ def draft(request: Request) -> Draft:
         raise ConfigError([Fault("--label" if kind == "classify" else "--tags", what)])
     outputs = _measure(rows, ["target"]) if kind == "seq2seq" else None
     facts = Facts(task, inputs, outputs, total, labels, request.gpu, request.first, request.lora)
+    if isinstance(task, Classify):
+        facts = replace(facts, task=task.model_copy(update={"max_length": models.max_length(facts)}))
     return Draft(request, facts, sources)
 
 

@@ -12,6 +12,7 @@ from anyformer.new.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pie
 from anyformer.recipe import Task
 
 SMALL, LARGE = 20_000, 100_000  # rows
+MAX_CLASSIFIED = 2048  # tokens of a text that a classifier reads; longer ones are cut
 MAX_CRF_LABELS = 40  # a CRF has a score for each pair of labels
 GPU_FACTOR = 4  # tokens in a batch on a GPU ÷ those on a CPU
 EPOCHS = {"seq2seq": 40, "lm": 20, "mlm": 20, "classify": 15, "tag": 20, "regress": 20, "embed": 20}
@@ -27,6 +28,15 @@ class Line(NamedTuple):
 
 
 Sections = dict[str, list[Line]]
+
+
+def as_toml(sections: Sections) -> str:
+    """Return a recipe with the reasons as comments."""
+    text = ""
+    for name, lines in sections.items():
+        text += f"\n[{name}]\n" * bool(name)
+        text += "".join(f"{line.key} = {line.value}" + f"  # {line.why}" * bool(line.why) + "\n" for line in lines)
+    return text
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,12 @@ class Facts:
                 return "mrr"
             case _:
                 return "loss"
+
+
+def max_length(facts: Facts) -> int:
+    """Return how many tokens of a text a classifier reads."""
+    limits = [stack.limit for stack in facts.first[1].stacks.values()] if facts.first else []
+    return min([MAX_CLASSIFIED, facts.tokens, *(n for n in limits if n is not None)])
 
 
 def tokenizer(facts: Facts) -> Line:

@@ -76,6 +76,7 @@ class Classify(Spec):
     kind: Literal["classify"] = "classify"
     pairs: Flag = False  # a row is a pair of texts
     separator: Annotated[str, Field(min_length=1)] | None = None  # string between the labels of a row; None: one label
+    max_length: Size | None = None  # longer rows are cut to this many tokens, special ones included; None: not cut
     labels: tuple[str, ...] = ()  # names, in the order of their ids; empty: those of the training rows, sorted
 
     @model_validator(mode="after")

@@ -159,10 +159,11 @@ def check_lengths(lengths: Sequence[int], config: ModelConfig, side: Side) -> No
 
 
 def bad_row_notes(rows: Rows) -> dict[str, Any]:
-    """Return a note about the rows that an evaluation left out, if any."""
-    if not rows.bad:
-        return {}
-    return {"left_out": {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:MAX_BAD_ROWS_SHOWN]]}}
+    """Return notes about the rows that an evaluation left out or cut, if any."""
+    notes: dict[str, Any] = {"cut": rows.cut} if rows.cut else {}
+    if rows.bad:
+        notes["left_out"] = {"rows": len(rows.bad), "first": [str(bad) for bad in rows.bad[:MAX_BAD_ROWS_SHOWN]]}
+    return notes
 
 
 def inputs_of(batch: Batch, packed: bool) -> tuple[Inputs, ...]:

@@ -22,6 +22,7 @@ class Classifying(SequenceLevelTask):
 
     def __init__(self, spec: Classify, tokenizer: TextTokenizer):
         super().__init__(tokenizer, spec.pairs)
+        self.max_length = spec.max_length
         self._spec, self._numbers = spec, {name: i for i, name in enumerate(spec.labels)}
 
     @property

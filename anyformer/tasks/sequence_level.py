@@ -6,6 +6,7 @@ The two texts of a pair are read in one row, or with `apart` in two consecutive 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class SequenceLevelTask(ABC):
     """A task with one prediction for each text, or for each pair of texts."""
 
     source_tokenizer: TextTokenizer | None = None
+    max_length: int | None = None  # of a row; longer ones are cut
 
     def __init__(self, tokenizer: TextTokenizer, pairs: bool, apart: bool = False):
         self.tokenizer, self.pairs, self.apart = tokenizer, pairs, apart
@@ -109,10 +111,24 @@ class SequenceLevelTask(ABC):
         return map(self.parse_label, rows.columns["label"])
 
     def _ids(self, rows: Rows) -> Iterator[Encoded]:
+        return map(self._cut, self._all_ids(rows))
+
+    def _all_ids(self, rows: Rows) -> Iterator[Encoded]:
         encode = self.tokenizer.encode_batch
         texts = rows.encoded("text", encode)
         pairs = rows.encoded("pair", encode) if "pair" in rows.columns else [None] * len(texts)
         return zip(texts, pairs, strict=True)
+
+    def _cut(self, row: Encoded) -> Encoded:
+        """Return a row cut to `max_length` tokens; of a pair, the longer text is cut first."""
+        text, pair = row
+        if self.max_length is None or len(self.frame.row(text, pair)) <= self.max_length:
+            return row
+        left = max(2, self.max_length - len(self.frame.row([], None if pair is None else [])))
+        if pair is None:
+            return text[:left], None
+        first = min(len(text), max(left // 2, left - len(pair)))
+        return text[:first], pair[: left - first]
 
     def _example(self, row: Encoded, label: Sequence[int] | Sequence[float], config: ModelConfig) -> Example:
         text, pair = row
@@ -126,10 +142,11 @@ class SequenceLevelTask(ABC):
     def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         if batches is not None:
             rows = rows.with_ids({r: self.tokenizer.encode_batch for r in ("text", "pair") if r in rows.columns})
-        labels = rows.columns.get("label", [""] * len(rows))
-        both = zip(self._ids(rows), labels, strict=True)
-        faults = (self._row_fault(row, label, config, batches) for row, label in both)
-        return rows.without({i: why for i, why in enumerate(faults) if why})
+        labels, whole = rows.columns.get("label", [""] * len(rows)), list(self._all_ids(rows))
+        read = list(map(self._cut, whole))
+        faults = (self._row_fault(row, label, config, batches) for row, label in zip(read, labels, strict=True))
+        good = rows.without({i: why for i, why in enumerate(faults) if why})
+        return replace(good, cut=sum(row != all_of_it for row, all_of_it in zip(read, whole, strict=True)))
 
     def _row_fault(self, row: Encoded, label: str, config: ModelConfig, batches: Batches | None) -> str:
         """Return why a row cannot be read; empty if it can."""

@@ -215,6 +215,9 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
         if rows.bad:
             first = "; ".join(str(bad) for bad in rows.bad[:3])
             console.print(f"{split}: {len(rows.bad)} bad rows skipped: {first}", markup=False, soft_wrap=True)
+        if rows.cut:
+            what = f"the beginnings alone of {rows.cut:,} of {len(rows):,} rows are read, which exceed task.max_length"
+            console.print(f"{split}: {what}", markup=False, soft_wrap=True)
         if split != "train" and (count := common_inputs(rows, fitting["train"], columns(recipe.task))):
             what = f"the inputs of {count:,} of {len(rows):,} rows occur in training, too, which makes metrics too good"
             console.print(f"{split}: {what}; `group` keeps equal rows together", markup=False, soft_wrap=True)

@@ -209,6 +209,20 @@ def test_a_few_bad_rows_are_skipped() -> None:
     assert train("mine.toml").strip() in ("0", "1")
 
 
+def test_a_long_row_is_cut_or_skipped_as_the_user_says() -> None:
+    """One long row of many is no dead end: a classifier reads its beginning, and other tasks can skip it."""
+    lines = [*(f"word{i % 7} other\t{i % 2}" for i in range(60)), "word3 " * 3000 + "\t1"]
+    Path("x.tsv").write_text("\n".join(["text\tlabel", *lines]), encoding="utf-8")
+    found = run("new", "classify", "--data", "x.tsv")
+    assert found.exit_code == 0, found.output
+    assert "rows are read, which exceed task.max_length" in found.stderr
+    told = refused("new", "regress", "--data", "x.tsv", "--text", "text", "--label", "label", "--out", "y.toml")
+    assert 'set data.on_bad_row = "skip"' in told[-2]
+    new("regress", "x.tsv", "data.on_bad_row=skip", "--text", "text", "--label", "label", "--out", "y.toml")
+    assert read_recipe("y.toml").data.on_bad_row == "skip"
+    train("y.toml")
+
+
 def test_a_label_that_training_does_not_have() -> None:
     """A label of few rows may be in the validation rows only."""
     made = [(f"text {i} of many", f"label{i % 5}" if i % 3 else f"rare{i}") for i in range(60)]

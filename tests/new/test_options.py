@@ -210,3 +210,50 @@ def test_a_classifier_notes_the_files_that_it_leaves_out() -> None:
     Path("folder/README.md").write_text("about\n")
     reasons = draft(Request("classify", ["folder"], {}, None, False, False)).reasons
     assert ("left out", "1 .md", "files outside the folders of the classes") in reasons
+
+
+# -- KEY=VALUE --------------------------------------------------------------------------------------------------------
+
+SETTINGS = [
+    ["data.on_bad_row=skip"],
+    ["train.optimizer.lr=0.01", "train.steps=7"],
+    ["batches.tokens=128", "seed=3"],
+    ["model.encoder.blocks.*.mixer.heads=2", "model.encoder.depth=3"],
+    ["model.encoder.position={kind='rotary', theta=5e5}"],
+    ["model.encoder={depth=1, blocks={mixer='none'}}"],
+    ["train.evaluate_every=none", "train.best=loss", "data.valid=none", "data.test=none"],
+    ["train.precision=fp32", "train.optimizer={kind='muon', lr=0.02}"],
+    ["model.width=64", "model.width=96"],
+    ["data.train.path=other.csv"],
+]
+
+
+@pytest.mark.parametrize("overrides", SETTINGS)
+def test_a_setting_is_in_the_recipe(overrides: list[str]) -> None:
+    """The written recipe is the drafted one with the settings changed as `train` would."""
+    from anyformer.recipes import read_recipe
+
+    write_table(Path("x.csv"))
+    columns = {"text": "one", "label": "three"}
+    Path("x.toml").write_text(drafted("classify", ["x.csv"], columns), encoding="utf-8")  # type: ignore[arg-type]
+    made = draft(Request("classify", ["x.csv"], columns, None, False, False, tuple(overrides)))  # type: ignore[arg-type]
+    Path("y.toml").write_text(made.text(100), encoding="utf-8")
+    assert read_recipe("y.toml") == read_recipe("x.toml", overrides)
+    assert [reason for reason in made.reasons if reason[0] == "given"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("data.on_bad_rows=skip",), "data.on_bad_rows: unknown key"),
+        (("train.steps=5", "--minutes", "1"), "--minutes = 1: train.steps is given"),
+        (("model.from=runs/x",), "model.from: is set by --from"),
+        (("train.steps=many",), "train.steps"),
+        (("x=1.csv",), "x: unknown key"),
+    ],
+)
+def test_settings_that_a_recipe_cannot_have_are_refused(arguments: tuple[str, ...], why: str) -> None:
+    write_table(Path("x.csv"))
+    lines = refused("new", "classify", "--data", "x.csv", "--text", "one", "--label", "three", *arguments)
+    assert any(line.startswith(why) for line in lines), lines
+    assert not [*Path().glob("*.toml")]
