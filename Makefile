@@ -9,7 +9,7 @@ DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-system test-gpu torture fuzz-serve torture-serve families bundled-model lab-report reference docs docs-test bench lint format wheel clean
+.PHONY: help demo browser test test-system check thorough durations test-gpu torture fuzz-serve torture-serve families bundled-model lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -26,12 +26,24 @@ browser:  ## Debian's chromium for the tests of the page, where this is root on 
 	fi
 
 # A file is one worker's: what all its tests share is made once. (Marks of groups do nothing with pytest 9.2 and xdist 3.8.)
-# Workers and many tests start Python: keep bytecode even where the environment turns that off.
+# Files are ordered by tests/durations.json. Workers and many tests start Python: keep bytecode even where that is off.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(filter thorough,$(HYPOTHESIS_PROFILE)),,--rotate)
+
 test: $(DEV)  ## laws, parts and commands, on JOBS workers (2)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile -m "not system"
+	$(PYTEST) -m "not system"
 
 test-system: $(DEV)  ## tests with browsers, compilers, the wheel, several processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile -m system
+	$(PYTEST) -m system
+
+# One run imports and collects once. The setting only lets it enter tests/docs_site, too.
+check: $(DEV) browser docs  ## all of test, test-system and docs-test in one run
+	$(PYTEST) -o norecursedirs=".*"
+
+thorough:  ## check with every case of the rotating tests and many more examples (hours)
+	HYPOTHESIS_PROFILE=thorough $(MAKE) check
+
+durations: $(DEV) browser docs  ## measure the CPU time of each test file; write tests/durations.json
+	$(PYTEST) -o norecursedirs=".*" --store-durations
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu
@@ -64,7 +76,7 @@ docs: $(DOCS) reference  ## the documentation as a site: open site/index.html
 	$(BIN)/python -m docs_site.source_links site
 
 docs-test: $(DEV) browser docs  ## the site, and everything that its pages show: commands, Python, tutorials
-	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/docs_site
+	$(PYTEST) tests/docs_site
 
 bench: $(DEV)  ## measure this CPU beside torch.nn and transformers, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.cpu

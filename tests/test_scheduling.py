@@ -1,0 +1,42 @@
+"""Rotation leaves no test out, and every case has its turn; files that take longest come first."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import scheduling
+from tests.scheduling import SHARE, left_out, order
+
+
+def case(nodeid: str, rotating: bool = True) -> Any:
+    return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: rotating or None)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 20])
+def test_one_case_in_five_runs_and_never_none(count: int) -> None:
+    ids = {f"a.py::test_x[{n}]" for n in range(count)}
+    out = left_out([case(name) for name in ids], "seed")
+    assert out < ids
+    assert len(ids - out) == -(-count // SHARE)
+
+
+def test_tests_without_the_mark_stay() -> None:
+    assert left_out([case(f"a.py::test_x[{n}]", rotating=False) for n in range(9)], "seed") == set()
+
+
+def test_every_case_has_its_turn_whatever_else_is_collected() -> None:
+    items = [case(f"a.py::test_x[{n}]") for n in range(20)]
+    turns = [left_out(items, str(seed)) for seed in range(60)]
+    assert set.intersection(*turns) == set()
+    assert turns == [left_out([case("b.py::test_y[0]"), *reversed(items)], str(seed)) for seed in range(60)]
+
+
+def test_files_that_take_longest_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    stored = tmp_path / "durations.json"
+    stored.write_text(json.dumps({"b.py": 9.0, "c.py": 1.0}), encoding="utf-8")
+    monkeypatch.setattr(scheduling, "DURATIONS", stored)
+    items = [case(name) for name in ("a.py::one", "b.py::one", "b.py::two", "c.py::one", "d.py::one")]
+    order(items)
+    assert [item.nodeid for item in items] == ["b.py::one", "b.py::two", "c.py::one", "a.py::one", "d.py::one"]
