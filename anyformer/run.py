@@ -57,7 +57,7 @@ from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, Classify, Recipe, Tag, TaskFile, head_kind, model_shapes
 from anyformer.tasks import generation, scoring
-from anyformer.tasks.base import Task, open_media
+from anyformer.tasks.base import Task, check_media, media_of, open_media
 from anyformer.tasks.build import build_task
 from anyformer.tasks.chat import Conversation, Conversing
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
@@ -105,6 +105,7 @@ class Run:
 
     def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
         """Return the task's answers: labels, numbers, translations or continuations, with the options of `generate`."""
+        check_media(self.task, texts)
         if self.defaults != NO_DEFAULTS:  # of a run that generates
             options = self.defaults.merged(options)
         with _finite(self.model):
@@ -131,6 +132,7 @@ class Run:
         stride: int | None = None,
     ) -> list[scoring.Score]:
         """Return the log-probability of each text, or of an answer to each; see `tasks/scoring.py` for windows."""
+        check_media(self.task, texts)
         return scoring.score(self.writer(), self.model, texts, answers, window=window, stride=stride)
 
     def alternatives(
@@ -140,6 +142,7 @@ class Run:
 
         A masked language model returns the most probable tokens for a mask.
         """
+        check_media(self.task, [text])
         if isinstance(self.task, MaskedLanguageModelling | Encoding) and isinstance(self.config.head, MaskedLM):
             if answer:
                 raise ConfigError([Fault("answer", "is for models that write: this one fills masks")])
@@ -206,8 +209,8 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
         raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
     config = io.load(ModelConfig, folder / "config.json")
     check_model(config, str(folder / "config.json"), bytes_per_value=1)  # whatever the precision of the weights
-    spec, task = _read_task(folder, listed)
-    if faults := [*_task_faults(folder, spec, config), *_vocabulary_faults(folder, task, config)]:
+    file, task = _read_task(folder, listed)
+    if faults := [*_task_faults(folder, file.task, config), *_vocabulary_faults(folder, task, config)]:
         raise ConfigError(faults)
     with torch.device("meta"):
         model = Transformer(config)
@@ -215,9 +218,10 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     check_weights(folder, model, weights)
     model.load_state_dict(weights, assign=True)
     model.to(device or default_device())
-    open_media(task, config)
+    if (media := open_media(task, config)) is not None:
+        media.required = file.media_required
     defaults = io.load(GenerationDefaults, folder / GENERATION) if GENERATION in listed else NO_DEFAULTS
-    return Run(model.eval(), task, spec, folder, defaults)
+    return Run(model.eval(), task, file.task, folder, defaults)
 
 
 def unfinished(run: Run, folder: str | Path) -> str | None:
@@ -259,7 +263,7 @@ def load_task(folder: Path) -> Task:
     return _read_task(folder, verify(folder))[1]
 
 
-def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskSpec, Task]:
+def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskFile, Task]:
     found, source = io.load(TaskFile, folder / "task.json"), folder / SOURCE_TOKENIZER
     required = found.source_tokenizer
     if required is None:  # written by an earlier version
@@ -268,7 +272,7 @@ def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskSpec, Task]:
         what = "is not in manifest.json" if required else "is in manifest.json, but task.json needs none"
         raise ConfigError([Fault(str(source), what)])
     source_tokenizer = TextTokenizer.load(source) if required else None
-    return found.task, build_task(found.task, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+    return found, build_task(found.task, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
 
 
 # -- do the files belong together? ------------------------------------------------------------------------------------
@@ -360,7 +364,9 @@ def write_run(folder: Path, run: Run) -> None:
 def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
     """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
-    io.save(TaskFile(task=spec, source_tokenizer=task.source_tokenizer is not None), folder / "task.json")
+    media, source = media_of(task), task.source_tokenizer is not None
+    required = media is not None and media.required
+    io.save(TaskFile(task=spec, source_tokenizer=source, media_required=required), folder / "task.json")
     task.tokenizer.save(folder / "tokenizer.json")
     if task.source_tokenizer is not None:
         task.source_tokenizer.save(folder / SOURCE_TOKENIZER)

@@ -20,7 +20,7 @@ from anyformer.decoding.strategy import Sampling
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
-from anyformer.tasks.base import before_end, ending_ids, length_fault, media_of, read_media, with_prefix
+from anyformer.tasks.base import before_end, check_media, ending_ids, length_fault, media_of, read_media, with_prefix
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.imported_encoder import Encoding
 from anyformer.tasks.lm import LanguageModelling
@@ -71,6 +71,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
         raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
     if isinstance(config.source, Patches):
         return _picture(run, config.source, text.strip())
+    check_media(run.task, [text])
     if isinstance(run.task, MixedTasks):
         run.task.part(None)  # raises, with the names of the tasks
     text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)

@@ -82,6 +82,7 @@ class MediaStore:
         self.spec, self.in_decoder, self.augment = spec, in_decoder, augment
         self.pictures = pictures or Pictures()
         self.alone = alone  # a text with an image is that image, in one place, and nothing else
+        self.required = False  # every training row had a segment
         self.folders: Sequence[Path] | None = None  # files are read from these alone; None: from anywhere
         self._features = None if spec.features is None else FeatureReader(spec.features)
         self._numbers: dict[tuple[MediaKind, str], int] = {}

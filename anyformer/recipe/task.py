@@ -338,3 +338,4 @@ class TaskFile(Spec):
 
     task: AnyTask  # the task, with its settings
     source_tokenizer: Flag | None = None  # source_tokenizer.json is required; None: written by an earlier version
+    media_required: Flag = False  # every training row had an image, sound or vector: texts without one are refused

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
+from anyformer.config.spec import MAX_WORD, shorten, visible
 from anyformer.conventions import IGNORE, PLAIN, SEEN
 from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
-from anyformer.data.media import MediaStore
+from anyformer.data.media import MediaStore, references_end
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.cross_entropy import token_loss as token_loss
@@ -39,6 +40,8 @@ class Metrics:
 
 
 MAX_INFERENCE_TOKENS = 8192  # tokens of a batch in evaluation and prediction, padding included
+
+INPUTS = ("source", "text", "pair")  # columns of texts that a model reads
 
 Progress = Callable[[int], None]
 """Called with the number of texts that have been processed since the last call."""
@@ -121,11 +124,33 @@ def readable(rows: Rows, media: MediaStore | None) -> Rows:
     if media is None:
         return rows
     bad: dict[int, str] = {}
-    for role in ("source", "text", "pair"):
+    for role in INPUTS:
         for i, text in enumerate(rows.columns.get(role, ())):
             if why := media.fault(text):
                 bad.setdefault(i, why)
     return rows.without(dict(sorted(bad.items())))
+
+
+def rows_have_media(task: ReadsTexts, rows: Rows) -> bool:
+    """Return whether every input of rows refers to an image, sound or vector."""
+    columns = [rows.columns[role] for role in INPUTS if role in rows.columns]
+    texts = itertools.chain(*columns) if getattr(task, "apart", False) else map("\t".join, zip(*columns, strict=True))
+    return bool(columns) and all(map(references_end, texts))
+
+
+def check_media(task: ReadsTexts, texts: Sequence[str]) -> None:
+    """Refuse texts without an image or sound where every training row had one: their answers would mean nothing."""
+    store = media_of(task)
+    if store is None or not store.required:
+        return
+    kinds = " or ".join(store.spec.kinds)
+    what = f"names no {kinds}, and every training row had one: give a file, as in <{store.spec.kinds[0]}:FILE>"
+    if faults := [
+        Fault(f"text {i}", f"{visible(shorten(text, MAX_WORD))!r} {what}")
+        for i, text in enumerate(texts, 1)
+        if text.strip() and not references_end(text)
+    ]:
+        raise ConfigError(faults[:MAX_BAD_ROWS_SHOWN])
 
 
 class TokenTask:

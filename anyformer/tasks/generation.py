@@ -21,7 +21,7 @@ from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
 from anyformer.tasks.answer_budgets import answer_budget
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, ending_ids, read_media
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_media, ending_ids, read_media
 from anyformer.tasks.generation_checks import budget_faults, stop_faults
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
 from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
@@ -165,6 +165,7 @@ class GenerationRequest:
     def of(cls, task: Writer, model: Transformer, texts: Sequence[str], options: dict[str, Any]) -> "GenerationRequest":
         if isinstance(texts, str):
             raise ConfigError([Fault("texts", "must be a list of texts, not one")])
+        check_media(task, texts)
         constraints, rest = OutputConstraints.split(options)
         names = ("max_new_tokens", "stop", "stop_ids", "at_limit", "backend")
         most, stop, stop_ids, at_limit, backend = (rest.pop(name, None) for name in names)

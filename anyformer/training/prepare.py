@@ -34,7 +34,7 @@ from anyformer.run import (
     read_tensors,
     remove_leftovers,
 )
-from anyformer.tasks.base import Task, open_media, readable
+from anyformer.tasks.base import Task, open_media, readable, rows_have_media
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
 from anyformer.training.finetune import copy_weights, describe_new, freeze
@@ -203,6 +203,8 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
         raise ConfigError(fault.under("model") for fault in faults)
     _check_capacity(recipe, config)
     media = open_media(task, config, recipe.data.augment)
+    if media is not None:
+        media.required = rows_have_media(task, found["train"])
 
     def fit(one: NamedSplit) -> Rows:
         rows = task.filter_rows(

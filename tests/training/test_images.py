@@ -6,8 +6,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from anyformer.cli import app
-from anyformer.config import io
-from anyformer.recipe import ClassFolders
+from anyformer.config import ConfigError, io
+from anyformer.recipe import ClassFolders, TableFile
+from anyformer.run import load
+from anyformer.run_inspection import read as read_text
 from tests.training.pictured import dark_and_bright, recipe_of
 
 PIL = pytest.importorskip("PIL.Image")
@@ -53,3 +55,27 @@ def test_predict_takes_paths(recipe: Path):
     missing = call("predict", run, given="none.png\n")
     assert missing.exit_code == 2
     assert "none.png does not exist" in missing.stderr
+
+
+@pytest.mark.parametrize("line", ["q.tiff", "x.mp3", "hello there", "구름 사진", "一张云的照片"])
+def test_a_line_without_a_picture_has_no_label(recipe: Path, line: str):
+    """All training rows had a picture, so that a label of a text would mean nothing."""
+    run = recipe.parent / "run"
+    assert call("train", recipe, "--out", run, "train.steps=1").exit_code == 0
+    result = call("predict", run, given=f"{recipe.parent / 'all' / 'dark' / '00.png'}\n\n{line}\n")
+    assert result.exit_code == 2, result.output
+    assert f"line 3: '{line}' names no image, and every training row had one" in result.stderr
+    with pytest.raises(ConfigError, match=r"text 1: .* names no image"):
+        load(run).predict([line])
+    with pytest.raises(ConfigError, match="names no image"):
+        read_text(load(run), line)
+
+
+def test_texts_are_read_where_training_rows_had_no_picture(recipe: Path):
+    folder = recipe.parent / "all"
+    rows = [(str(folder / "dark" / "00.png"), "dark"), (str(folder / "bright" / "01.png"), "bright"), ("night", "dark")]
+    (recipe.parent / "rows.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    mixed = recipe_of(TableFile(path=str(recipe.parent / "rows.tsv"), text="text", label="label"), steps=1)
+    io.save(mixed, recipe)
+    assert call("train", recipe, "--out", recipe.parent / "run").exit_code == 0
+    assert len(load(recipe.parent / "run").predict(["day"])) == 1

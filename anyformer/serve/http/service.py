@@ -115,14 +115,15 @@ class ServedRun:
     def check_texts(self, texts: Sequence[str], field: str, blank: bool = False) -> None:
         """Refuse blank texts, and references to files: no name from a request reaches the file system."""
         read = self.config.source or self.config.target
-        if not isinstance(read, Tokens):
+        media = media_of(self.run.task)
+        if not isinstance(read, Tokens) or (media is not None and media.required):
             raise ApiError(400, f"{self.name} reads images or sounds, which this server does not accept", param=field)
-        media = media_of(self.run.task) is not None
         for i, text in enumerate(texts):
             where = f"{field}.{i}" if len(texts) > 1 else field
             if not blank and not text.strip():
                 raise ApiError(400, f"{where}: is blank", param=field)
-            if media and (REFERENCE.search(text) or any(is_media_file(cell.strip()) for cell in text.split("\t"))):
+            named = REFERENCE.search(text) or any(is_media_file(cell.strip()) for cell in text.split("\t"))
+            if named and media is not None:
                 raise ApiError(400, f"{where}: references to files are refused over HTTP", param=field)
 
 

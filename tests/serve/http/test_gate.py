@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -175,9 +176,12 @@ def test_no_name_of_a_request_reaches_the_file_system(
     server: Server, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     server.ok("/tokenize", model="lm", prompt=text)  # plain text for a model that reads tokens alone
-    monkeypatch.setattr(server.run("lm").tokenizer, "media", object())  # reading it would fail
+    store = SimpleNamespace(required=False)  # reading it would fail
+    monkeypatch.setattr(server.run("lm").tokenizer, "media", store)
     for path, body in (("/tokenize", {"prompt": text}), ("/v1/completions", {"prompt": ["a", text]})):
         assert "references to files" in server.refused(path, model="lm", **body)["message"]
+    store.required = True
+    assert "reads images or sounds" in server.refused("/tokenize", model="lm", prompt="a")["message"]
 
 
 @pytest.mark.parametrize(
