@@ -1,14 +1,16 @@
 """The verbs about shards, and training on what they make."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.data import chunks
-from anyformer.data.shards import Corpus
-from anyformer.recipe import Recipe
+from anyformer.data import chunks, shards
+from anyformer.data.shards import Corpus, file_digest, open_shards
+from anyformer.recipe import Data, Recipe, Shards
 from anyformer.training.train import evaluate
 from tests.test_cli import done, refused, run
 from tests.training.small import TEXT, assert_same_run
@@ -35,6 +37,7 @@ optimizer = { kind = "adamw", lr = 1e-2 }
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ANYFORMER_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chunks, "SIZE", 200)
     for name in ("a.txt", "b.txt"):
@@ -165,3 +168,84 @@ def test_another_tokenizer_is_refused() -> None:
     (line,) = refused("train", "lm.toml", "data.train.path=shrads", "--out", "run")
     assert line.endswith("did you mean 'shards'?")
     assert not Path("run").exists()
+
+
+def flip(path: Path, start: int, count: int) -> None:
+    """Change some bytes of a file, and let its time be another."""
+    raw = bytearray(path.read_bytes())
+    raw[start : start + count] = bytes(byte ^ 1 for byte in raw[start : start + count])
+    path.write_bytes(raw)
+    changed = path.stat().st_mtime_ns + 10**9
+    os.utime(path, ns=(changed, changed))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_changed_shards_are_not_trained_on(before: bool) -> None:
+    """Bytes that were changed are other tokens, and all of them are valid."""
+    prepare()
+    Path("lm.toml").write_text(RECIPE)
+    if before:
+        done_quietly("train", "lm.toml", "--out", "run")
+    flip(Path("shards/tokens-00001.bin"), 4, 20)
+    (line,) = refused("train", "lm.toml", "--out", "new")
+    where = "data.train.path: shards/tokens-00001.bin"
+    assert line == f"{where}: is not the file that was written: it was changed or swapped"
+    assert not Path("new").exists()
+    if before:
+        assert "tokens-00001.bin: is not the file" in refused("evaluate", "run", "--split", "train")[-1]
+
+
+def open_all() -> Corpus:
+    source = Shards(path="shards")
+    return open_shards(source, Data(train=source))
+
+
+def test_unchanged_shards_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[Path]()
+
+    def count(path: Path) -> str:
+        hashed.append(path)
+        return file_digest(path)
+
+    monkeypatch.setattr(shards, "file_digest", count)
+    prepare()
+    open_all()
+    assert len(hashed) == len(set(hashed)) == len(Corpus("shards").index.shards)
+    hashed.clear()
+    for _ in range(2):
+        open_all()
+    assert not hashed
+    shard = Path("shards/tokens-00002.bin")
+    os.utime(shard, ns=(10**18, 10**18))
+    open_all()
+    assert hashed == [shard]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"tokens-00001.bin": 3}'])
+def test_a_cache_of_verified_shards_that_cannot_be_used(content: str | None) -> None:
+    prepare()
+    open_all()
+    (cached,) = Path("cache/anyformer/shards").glob("*.json")
+    if content is None:
+        cached.unlink()
+        Path("cache/anyformer/shards").rmdir()
+        Path("cache/anyformer/shards").write_text("no folder")
+    else:
+        cached.write_text(content)
+    open_all()
+    flip(Path("shards/tokens-00001.bin"), 4, 20)
+    with pytest.raises(ConfigError, match=r"path: shards/tokens-00001\.bin: is not the file that was written"):
+        open_all()
+
+
+def test_ids_outside_the_vocabulary_name_the_file() -> None:
+    """The checksum of such a file may be right: it is that of ids which no tokenizer has made."""
+    prepare()
+    Path("lm.toml").write_text(RECIPE)
+    for shard in (index := json.loads(Path("shards/index.json").read_text()))["shards"]:
+        path = Path("shards", shard["file"])
+        path.write_bytes(b"\xff" * path.stat().st_size)
+        shard["sha256"] = file_digest(path)
+    Path("shards/index.json").write_text(json.dumps(index))
+    (line,) = refused("train", "lm.toml", "--out", "run")
+    assert re.fullmatch(r"shards/tokens-\d+\.bin: holds the id 65535, and its tokenizer has 262 ids", line), line

@@ -14,15 +14,20 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from anyformer.config.io import write_file
 from anyformer.config.spec import ConfigError, Fault, is_file_name, visible
+from anyformer.conventions import user_cache
 from anyformer.data.files import locate
 from anyformer.data.tokenizer import FILE, TextTokenizer
+from anyformer.hardware import usable_cores
 from anyformer.recipe import Data, Shards
 
 INDEX = "index.json"
@@ -149,11 +154,13 @@ class Corpus:
             offset = within * self._item.itemsize
             path = self.folder / shard.file
             try:
-                read = np.fromfile(path, self._item, count, offset=offset) if count else ()
+                read = np.fromfile(path, self._item, count, offset=offset) if count else np.zeros(0)
             except OSError as error:
                 raise wrong(path, f"cannot be read: {error.strerror}") from None
             if len(read) < count:
                 raise wrong(path, "was cut short")
+            if count and (highest := int(read.max())) >= self.index.vocabulary:
+                raise wrong(path, f"holds the id {highest}, and its tokenizer has {self.index.vocabulary:,} ids")
             row[done : done + count] = read
             done, number = done + count, number + 1
 
@@ -178,12 +185,45 @@ class Corpus:
             what = f"were made with another tokenizer, {visible(str(self.folder / FILE))}"
             raise wrong(self.folder, f"the shards {what}")
 
-    def verify(self) -> None:
-        """Raise a `ConfigError` that names the shard files whose SHA-256 differs from the index."""
-        damaged = [shard.file for shard in self.index.shards if file_digest(self.folder / shard.file) != shard.sha256]
+    def verify(self, again: bool = True) -> None:
+        """Raise a `ConfigError` that names the files of this part whose SHA-256 differs from the index.
+
+        Unless `again`, a file that had the right one and has kept its size, times and inode is not read. The user's
+        cache holds these: the folder of the shards may be read-only, and a copy of it is verified itself.
+        """
+        cache = user_cache("shards") / f"{hashlib.sha256(os.fsencode(self.folder.resolve())).hexdigest()}.json"
+        known = {} if again else _read_cache(cache)
+        facts = {shard.file: _facts(self.folder, shard) for shard in self._shards()}
+        left = [name for name, fact in facts.items() if known.get(name) != fact]
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            found = list(pool.map(file_digest, (self.folder / name for name in left)))
+        damaged = [name for name, digest in zip(left, found, strict=True) if facts[name][-1] != digest]
         if damaged:
             what = "is not the file that was written: it was changed or swapped"
-            raise ConfigError(Fault(visible(str(self.folder / name)), what) for name in damaged)
+            raise ConfigError(Fault("", f"{visible(str(self.folder / name))}: {what}") for name in damaged)
+        if left:
+            with suppress(OSError):
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                write_file(cache, json.dumps(known | facts).encode())
+
+    def _shards(self) -> list[Shard]:
+        """Return the files that hold this part."""
+        both = zip(self.index.shards, self._ends, strict=True)
+        return [shard for shard, end in both if end > self._first and end - shard.tokens < self._last]
+
+
+def _facts(folder: Path, shard: Shard) -> list[int | str]:
+    """Return what changes when a file does, and the checksum that it must have."""
+    found = os.stat(folder / shard.file)
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, shard.sha256]
+
+
+def _read_cache(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def open_shards(source: Shards, data: Data) -> Corpus:
@@ -192,6 +232,7 @@ def open_shards(source: Shards, data: Data) -> Corpus:
         corpus = Corpus(locate(source.path, data), source.start, source.stop)
         if not len(corpus):
             raise ConfigError([Fault("", f"= {source.path!r}: there are no tokens in this part of it")])
+        corpus.verify(again=False)
     except ConfigError as error:
         raise ConfigError(fault.under("path") for fault in error.faults) from None
     return corpus
@@ -202,8 +243,11 @@ def digest(tokenizer: TextTokenizer) -> str:
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise wrong(path, f"cannot be read: {error.strerror}") from None
 
 
 def _check_size(path: Path, size: int) -> None:
