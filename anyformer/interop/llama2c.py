@@ -1,4 +1,4 @@
-"""Files of llama2.c (Karpathy 2023): a Llama as a sequence of fp32 values, and a vocabulary with scores.
+"""Files of llama2.c (Karpathy 2023): a Llama as a sequence of fp32 values, and the pieces of a SentencePiece BPE.
 
 A model file (version 0, which has no magic number) is 7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads,
 vocab_size (negative if the head is not tied) and seq_len; then the weights in the order of `_layout`.
@@ -12,23 +12,25 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import ConfigError, Fault, ModelConfig, Special
 from anyformer.config.spec import visible
+from anyformer.data.sentencepiece import BYTE, BYTE_PIECES, CONTROL, NORMAL, SPACE, UNKNOWN
+from anyformer.data.sentencepiece_tokenizer import PieceReader
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.interop.gguf_tokenizers import model_file
+from anyformer.interop.public_tokenizers import frame
+from anyformer.interop.sentencepiece_conversion import library_form
 from anyformer.nn.model import Transformer
 
 HEADER, ENTRY = struct.Struct("<7i"), struct.Struct("<fi")
 MAGIC = 0x616B3432  # "ak42", with which later versions begin
 MAX_SIZE = 2**24  # of any number in a header: beyond it the file has another format
-# The id before each text, which so ends the text before it: there llama2.c stops. SentencePiece's </s> is never used.
-BOUND = 1
-SPECIAL = ("<unk>", "<|endoftext|>", "<unused>")
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-PIECES = len(SPECIAL) + len(BYTES)  # the first id that is a piece of text
+BOUND = 1  # the id before each text, which so ends the text before it: there llama2.c stops, and </s> is never used
+SPECIAL = ("<unk>", "<s>", "</s>")
+PIECES = len(SPECIAL) + len(BYTE_PIECES)  # the first id that is a piece of text
 
 
 def read(path: str | Path, tokenizer: str | Path) -> tuple[Transformer, TextTokenizer]:
@@ -162,49 +164,36 @@ def _halves(weight: Tensor, heads: int) -> Tensor:
 
 
 def read_tokenizer(path: str | Path) -> TextTokenizer:
-    """Read a tokenizer as byte-pair encoding.
-
-    llama2.c starts from characters (unknown ones as bytes) and repeatedly merges the neighbours whose joined token has
-    the highest score. This equals BPE with a merge for each split of a token into two others, in order of scores.
-    """
-    pieces = _pieces(Path(path))
-    ids = {piece: PIECES + i for i, (piece, _) in enumerate(pieces)}
-    merges = [
-        (piece[:at], piece[at:])
-        for piece, _ in sorted(pieces, key=lambda piece: -piece[1])
-        for at in reversed(range(1, len(piece)))
-        if piece[:at] in ids and piece[at:] in ids
-    ]
-    fixed = {token: i for i, token in enumerate((*SPECIAL, *BYTES))}
-    inner = Tokenizer(models.BPE(fixed | ids, merges, unk_token=SPECIAL[0], byte_fallback=True))
-    inner.normalizer = normalizers.Prepend(" ")
-    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    inner.add_special_tokens(list(SPECIAL))
-    first = SPECIAL[BOUND]
-    inner.post_processor = processors.TemplateProcessing(f"{first} $A", special_tokens=[(first, BOUND)])
-    return TextTokenizer(inner)
+    """Read a tokenizer as SentencePiece's BPE, from which llama2.c's exporter writes it with spaces in place of ▁."""
+    path = Path(path)
+    pieces = _pieces(path)
+    reader = PieceReader(model_file(pieces, dummy_prefix=True), SPECIAL[0])
+    inner, first = library_form(path, reader, [text for text, *_ in pieces]), SPECIAL[BOUND]
+    frame(inner, [first], [])
+    return TextTokenizer(inner, {"unk": SPECIAL[0], "bos": first, "eos": first}, reader)
 
 
-def _pieces(path: Path) -> list[tuple[str, float]]:
-    """Return the tokens after the special ones and the bytes, with their scores."""
+def _pieces(path: Path) -> list[tuple[str, float, int]]:
+    """Return all tokens by id, each with its score and type."""
     entries = _entries(path)
-    if len(entries) < PIECES or tuple(text.decode("utf-8", "replace") for text, _ in entries[3:PIECES]) != BYTES:
+    if len(entries) < PIECES or tuple(text.decode("utf-8", "replace") for text, _ in entries[3:PIECES]) != BYTE_PIECES:
         raise _wrong(path, "is no llama2.c tokenizer: ids 3 to 258 are not the bytes <0x00> to <0xFF>")
-    found: dict[str, float] = {}
-    scores: dict[float, int] = {}
+    types = (UNKNOWN, CONTROL, CONTROL)
+    found = [(token, 0.0, type) for token, type in zip(SPECIAL, types, strict=True)]
+    found += [(token, 0.0, BYTE) for token in BYTE_PIECES]
+    known = {*SPECIAL, *BYTE_PIECES}
     for i, (text, score) in enumerate(entries[PIECES:], PIECES):
         try:
-            piece = text.decode()
+            piece = text.decode().replace(" ", SPACE)
         except UnicodeDecodeError:
             raise _wrong(path, f"is damaged: token {i} is not UTF-8") from None
-        if not piece or piece in found or piece in (*SPECIAL, *BYTES):
+        if not piece or piece in known:
             raise _wrong(path, f"is damaged: token {i}, '{visible(piece)}', is {'there twice' if piece else 'empty'}")
         if not math.isfinite(score):
             raise _wrong(path, f"is damaged: the score of token {i} is not finite")
-        if len(piece) > 1 and scores.setdefault(score, i) != i:  # which of them comes first would depend on the text
-            raise _wrong(path, f"tokens {scores[score]} and {i} have the same score, {score:g}: they have no order")
-        found[piece] = score
-    return list(found.items())
+        known.add(piece)
+        found.append((piece, score, NORMAL))
+    return found
 
 
 def _entries(path: Path) -> list[tuple[bytes, float]]:
