@@ -2,6 +2,7 @@
 
 import math
 import reprlib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -270,17 +271,22 @@ class Fields:
         return Special(**found)
 
     def labels(self, usual: int = 2) -> tuple[str, ...]:
-        """Return the names of the labels, by number; `usual` many if the file does not say."""
+        """Return the names of the labels, by number; `usual` many if the file does not say.
+
+        Names that are not `num_labels` many are left out, as `transformers` does.
+        """
         if self.head == "classifier":
             self.must("problem_type", "single_label_classification", MULTI_LABEL)
         named, count = self.maybe("id2label", dict), self.maybe("num_labels", int)
+        if count is not None and count > MAX_LABELS:
+            raise ConfigError([self.fault("num_labels", f"= {count}: must be at most {MAX_LABELS:,}")])
+        if named is not None and count not in (None, len(named)):
+            what = f"num_labels = {count}: id2label names {len(named)} labels, which are left out as in transformers"
+            warnings.warn(f"{visible(str(self._file))}: {what}: labels are LABEL_0, LABEL_1, ...", stacklevel=3)
+            self.change("id2label", None)
+            named = None
         if named is None:
-            if (count or usual) > MAX_LABELS:
-                raise ConfigError([self.fault("num_labels", f"= {count}: must be at most {MAX_LABELS:,}")])
             return tuple(f"LABEL_{i}" for i in range(count or usual))
-        if count is not None and count != len(named):
-            what = f"= {count}: id2label names {len(named)} labels{self._hint('num_labels')}"
-            raise ConfigError([self.fault("num_labels", what)])
         try:
             names = {int(i): str(name) for i, name in named.items()}
             return tuple(names[i] for i in range(len(names)))
