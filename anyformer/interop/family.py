@@ -133,8 +133,13 @@ class Family(WeightNames):
         return [name for rule in self.tensor_rules(config, whole=False) for name in rule.theirs]
 
 
-def find_family(families: Iterable[Family], config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """Return the first family that supports a model, and its config.json; else raise the faults of the nearest."""
+def find_family(
+    families: Iterable[Family], config: ModelConfig, noun: str = "public family"
+) -> tuple[Family, dict[str, Any]]:
+    """Return the first family that supports a model, and its config.json; else raise the faults of the nearest.
+
+    `noun`: what the families are to the reader of the error.
+    """
     misfits: list[tuple[Family, ConfigError]] = []
     for family in families:
         try:
@@ -142,7 +147,7 @@ def find_family(families: Iterable[Family], config: ModelConfig) -> tuple[Family
         except ConfigError as misfit:
             misfits.append((family, misfit))
     family, error = min(misfits, key=lambda pair: (_distance(pair[0], config), len(pair[1].faults)))
-    known = f"(no public family supports this; {family.kind} is nearest)"
+    known = f"(no {noun} supports this; {family.kind} is nearest)"
     raise ConfigError(Fault(fault.path, f"{fault.message} {known}") for fault in error.faults)
 
 

@@ -48,7 +48,7 @@ def to_gguf(run: Run, path: str | Path, *, dtype: Dtype = "f32") -> str:
     gguf_file.require_package()
     by_family = {one.family: one for one in ARCHITECTURES.values()}
     pooling, config = _pooling(run.config)
-    family, data = find_family([FAMILIES[name] for name in by_family], config)
+    family, data = find_family([FAMILIES[name] for name in by_family], config, "GGUF architecture that is written")
     architecture = by_family[family.kind]
     shapes = {name: tuple(x.shape) for name, x in _tensors(architecture, family, data, run, meta=True)}
     about = {"general.type": "model", "general.name": run.folder.name, "general.file_type": FILE_TYPES[dtype]}

@@ -13,6 +13,8 @@ import anyformer as af
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import gguf_file, import_model
+from anyformer.interop.families import FAMILIES
+from anyformer.interop.family import find_family
 from anyformer.interop.gguf_export import Dtype, to_gguf
 from anyformer.interop.gguf_tokenizers import SPLITTINGS
 from anyformer.interop.gguf_vocabulary import describe
@@ -118,6 +120,26 @@ def test_rounded_weights_do_not_change_again(trained: dict[str, Run], name: str,
     assert {name: bytes(x.data()) for name, x in first.tensors.items()} == {
         name: bytes(x.data()) for name, x in second.tensors.items()
     }
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        af.presets.neox(depth=1, width=32, heads=4, vocab=BYTES.size),
+        af.presets.bloom(depth=1, width=32, heads=4, vocab=BYTES.size),
+        af.presets.mixtral(depth=1, width=32, heads=4, kv_heads=2, ff=32, vocab=BYTES.size),
+        af.presets.deepseek(depth=2, width=32, heads=4, ff=32, experts=8, vocab=BYTES.size),
+    ],
+)
+def test_a_family_without_an_architecture_is_refused_as_such(config: ModelConfig, tmp_path: Path) -> None:
+    """It has a public family, as which a folder of the run is written."""
+    with torch.device("meta"):
+        run = run_of(af.Transformer(config), BYTES)
+    assert find_family(FAMILIES.values(), config)
+    with pytest.raises(ConfigError) as error:
+        to_gguf(run, tmp_path / "model.gguf")
+    assert "no GGUF architecture that is written supports this" in str(error.value)
+    assert "no public family" not in str(error.value)
 
 
 @given(st.lists(st.floats(-65504, 65504, width=32), min_size=32, max_size=32), st.integers(-30, 3))
