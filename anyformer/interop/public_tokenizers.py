@@ -30,6 +30,7 @@ NAMES = {
     "unk": ("unk_token",),
     "mask": ("mask_token",),
 }
+MAX_UNREACHABLE = 0.1  # largest share of tokens that no text has, without a warning
 MIN_USED = 0.9  # least share of a table's rows that must have a token; a few more make its size a round number
 
 
@@ -144,7 +145,19 @@ def _wordpiece(path: Path, settings: Settings) -> Tokenizer:
         )
     lowercase = settings("do_lower_case", bool, True)
     strips, chinese = settings("strip_accents", bool, lowercase), settings("tokenize_chinese_chars", bool, True)
+    _warn_of_unreachable(path, vocab, normalizers.BertNormalizer(False, False, strips, lowercase))
     return word_pieces(vocab, unknown, lowercase, strips, chinese)
+
+
+def _warn_of_unreachable(path: Path, vocab: dict[str, int], normalizer: normalizers.Normalizer) -> None:
+    """Warn if the texts that a normalizer returns have none of many tokens, such as capitals."""
+    words = (token for token in vocab if not (token.startswith("[") and token.endswith("]")))
+    lost = [word for word in words if normalizer.normalize_str(word) != word]
+    if len(lost) > MAX_UNREACHABLE * len(vocab):
+        what = f"{len(lost) / len(vocab):.0%} of the vocabulary, such as '{visible(lost[0])}', cannot be reached"
+        why = "texts are changed to lower case and lose their accents first"
+        fix = f'if they should not, set "do_lower_case": false in {SETTINGS} beside it'
+        warnings.warn(f"{path}: {what}: {why}; {fix}", stacklevel=5)
 
 
 def word_pieces(

@@ -169,7 +169,9 @@ def learnt(draw: st.DrawFn) -> list[tuple[str, float]]:
         if piece not in pieces and len(piece) < 8:
             pieces.append(piece)
     ties = draw(st.integers(1, 3))  # so many pieces have one score: then the leftmost is merged first
-    return [(piece, -float(i // ties)) for i, piece in enumerate(pieces[4:])] + [(c, -90.0 - i) for i, c in enumerate(" abé")]
+    return [(piece, -float(i // ties)) for i, piece in enumerate(pieces[4:])] + [
+        (c, -90.0 - i) for i, c in enumerate(" abé")
+    ]
 
 
 @given(learnt(), st.text("ab é한\n<s>", max_size=20))

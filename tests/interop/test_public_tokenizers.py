@@ -91,6 +91,19 @@ def test_word_pieces(lower: bool, text: str, tmp_path_factory: pytest.TempPathFa
     assert found.around[0] + found.encode(text) + found.around[1] == theirs.encode(text).ids
 
 
+@pytest.mark.parametrize("words", ["ACDEFGHIKLMNPQRSTVWY", "가나다라마바사아자차", "éèêëàâäôöû"])
+def test_a_vocabulary_that_lower_case_texts_do_not_reach_is_warned_about(words: str, tmp_path: Path) -> None:
+    """Capitals, Hangul (which loses its accents as separate letters) and accents: BERT's default maps all to [UNK]."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*PIECES[:5], *words]), encoding="utf-8")
+    share = round(100 * len(words) / (5 + len(words)))
+    with pytest.warns(UserWarning, match=rf"vocab\.txt: {share}% of the vocabulary, such as '{words[0]}', cannot be"):
+        found = tokens.read(tmp_path, Framing(), {})
+    assert set(found.encode(" ".join(words))) == {1}
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    found = tokens.read(tmp_path, Framing(), {})
+    assert found.encode(" ".join(words)) == list(range(5, 5 + len(words)))
+
+
 def test_wrong_word_pieces(tmp_path: Path) -> None:
     for lines, said in ((["a", "[UNK]", "a"], "twice"), (["a", "b"], r"no \[UNK\]")):
         (tmp_path / "vocab.txt").write_text("\n".join(lines))
