@@ -277,11 +277,11 @@ def test_t5_has_two_fields_for_what_a_third_says() -> None:
 def test_labels_are_counted_once() -> None:
     name, three = "BertForSequenceClassification", {"id2label": {"0": "a", "1": "b", "2": "c"}}
     assert read("bert", {**three, "num_labels": 3}, name) == read("bert", three, name)
-    for count in (2, 5):  # `transformers` then has this many labels without names
-        with pytest.warns(UserWarning, match=rf"num_labels = {count}: id2label names 3 labels") as said:
-            assert read("bert", {**three, "num_labels": count}, name) == read("bert", {"num_labels": count}, name)
+    for given in (2, 5):  # `transformers` then has this many labels without names
+        with pytest.warns(UserWarning, match=rf"num_labels = {given}: id2label names 3 labels") as said:
+            assert read("bert", {**three, "num_labels": given}, name) == read("bert", {"num_labels": given}, name)
         assert len(said) == 1
-        assert hf.BertConfig(**three, num_labels=count).id2label == {i: f"LABEL_{i}" for i in range(count)}
+        assert hf.BertConfig(**three, num_labels=given).id2label == {i: f"LABEL_{i}" for i in range(given)}
     assert "num_labels" in refusal("bert", {"num_labels": 10**12}, name)
 
 
