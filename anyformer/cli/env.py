@@ -1,12 +1,16 @@
 """`env`: demonstrations of environments, and rollouts of runs."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from anyformer.cli.app import Json, app
+
+if TYPE_CHECKING:
+    from anyformer.environments.rollout import Report
 
 env_app = typer.Typer(no_args_is_help=True, help="Record demonstrations of environments, and evaluate runs in them.")
 app.add_typer(env_app, name="env")
@@ -44,7 +48,8 @@ def env_record(
     steps = int(found.recording.arrays()["lengths"].sum())
     typer.echo(f"{out}: {episodes:,} episodes, {steps:,} steps, {out.stat().st_size / 2**20:.1f} MiB")
     last = seed + found.played - 1
-    typer.echo(f"seeds {seed} to {last}; success {found.successes / found.played:.1%} of {found.played:,} played")
+    success = "" if found.successes is None else f"; success {found.successes / found.played:.1%}"
+    typer.echo(f"seeds {seed} to {last}, {found.played:,} played{success}")
 
 
 @env_app.command("rollout")
@@ -62,7 +67,10 @@ def env_rollout(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run by rollouts: success rate and mean return with 95 % confidence intervals."""
+    """Evaluate a run by rollouts: success rate, where the environment defines it, and mean return.
+
+    Both have 95 % confidence intervals.
+    """
     from anyformer.cli.progress import counting
     from anyformer.environments.rollout import rollout, summarise
     from anyformer.run import load
@@ -85,10 +93,17 @@ def env_rollout(
         typer.echo(json.dumps([report._asdict() for report in reports], indent=2))
         return
     for report in reports:
-        (low, high), (least, most) = report.success_interval, report.return_interval
-        typer.echo(f"{report.environment}: {report.episodes} episodes, {report.mean_steps:.1f} steps")
-        typer.echo(f"  success  {report.success:.1%}  (95 %: {low:.1%} to {high:.1%})")
-        typer.echo(f"  return   {report.mean_return:.3f}  (95 %: {least:.3f} to {most:.3f})")
+        typer.echo("\n".join(describe(report)))
+
+
+def describe(report: "Report") -> Iterator[str]:
+    """Yield the lines about an evaluation."""
+    yield f"{report.environment}: {report.episodes} episodes, {report.mean_steps:.1f} steps"
+    if report.success is not None and report.success_interval is not None:
+        low, high = report.success_interval
+        yield f"  success  {report.success:.1%}  (95 %: {low:.1%} to {high:.1%})"
+    least, most = report.return_interval
+    yield f"  return   {report.mean_return:.3f}  (95 %: {least:.3f} to {most:.3f})"
 
 
 @env_app.command("film")

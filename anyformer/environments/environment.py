@@ -22,7 +22,7 @@ class Moment(NamedTuple):
     observation: np.ndarray
     reward: float
     done: bool
-    success: bool  # of an episode that is done
+    success: bool | None  # of an episode that is done; None: the environment does not define it
 
 
 class Environment(Protocol):
@@ -119,6 +119,7 @@ class _Gymnasium:
 
     def reset(self, seed: int) -> tuple[np.ndarray, str]:
         observation, _ = self._inner.reset(seed=seed)
+        self._total = 0.0  # of the rewards
         return self._read(observation), ""
 
     def step(self, action: Any) -> Moment:
@@ -126,8 +127,15 @@ class _Gymnasium:
             action = np.clip(np.reshape(action, self._space.shape), self._space.low, self._space.high)
             action = action.astype(self._space.dtype)
         observation, reward, terminated, truncated, info = self._inner.step(action)
-        success = bool(info.get("is_success", float(reward) > 0))
-        return Moment(self._read(observation), float(reward), bool(terminated or truncated), success)
+        self._total += float(reward)
+        success = info.get("is_success", self._succeeds(float(reward)))
+        done = bool(terminated or truncated)
+        return Moment(self._read(observation), float(reward), done, None if success is None else bool(success))
+
+    def _succeeds(self, reward: float) -> bool | None:
+        """Return whether the episode is a success if it ends with this reward; None where that is not defined."""
+        threshold = self._inner.spec.reward_threshold
+        return None if threshold is None else self._total >= threshold
 
     def _read(self, observation: Any) -> np.ndarray:
         found = np.asarray(observation)
@@ -162,12 +170,15 @@ class _MiniGrid(_Gymnasium):
     def reset(self, seed: int) -> tuple[np.ndarray, str]:
         with redirect_stdout(None):  # BabyAI prints the rooms that it rejects
             observation, _ = self._inner.reset(seed=seed)
-        self._last, self._bot = None, None
+        self._last, self._bot, self._total = None, None, 0.0
         return self._read(observation), str(observation["mission"])
 
     def step(self, action: Any) -> Moment:
         self._last = action
         return super().step(action)
+
+    def _succeeds(self, reward: float) -> bool:
+        return reward > 0
 
     def _read(self, observation: Any) -> np.ndarray:
         return np.asarray(observation["image"], dtype=np.uint8).ravel()

@@ -28,7 +28,7 @@ class Played(NamedTuple):
     observations: np.ndarray
     actions: np.ndarray
     rewards: np.ndarray
-    success: bool
+    success: bool | None  # None: the environment does not define it
 
 
 class Recorded(NamedTuple):
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
     recording: Recording
     played: int
-    successes: int
+    successes: int | None  # None: the environment does not define them
 
 
 def record(
@@ -54,13 +54,14 @@ def record(
     """
     if make(name).expert() is None and policy == "expert":
         raise ConfigError([Fault("policy", f"= 'expert': {name} has none; use 'random', or record it by yourself")])
-    recording, successes, played = Recording(), 0, 0
+    recording, played = Recording(), 0
+    successes: int | None = 0
     chunks = _play_all(name, seed, policy, processes)
     try:
         for chunk in chunks:
             for one in chunk:
                 played += 1
-                successes += one.success
+                successes = None if one.success is None or successes is None else successes + one.success
                 if one.success or policy == "random":
                     recording.add(one.mission, one.observations, one.actions, one.rewards, one.seed)
                     if progress is not None:
@@ -102,7 +103,8 @@ def play(environment: Environment, seed: int, policy: Policy) -> Played:
     observation, mission = environment.reset(seed)
     rng = np.random.Generator(np.random.PCG64([seed, 1]))
     expert = environment.expert()
-    observations, actions, rewards, success = list[np.ndarray](), [], list[float](), False
+    observations, actions, rewards = list[np.ndarray](), [], list[float]()
+    success: bool | None = False
     done = False
     while not done:
         if policy == "random" or expert is None:

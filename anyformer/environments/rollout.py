@@ -30,7 +30,7 @@ class Finished(NamedTuple):
     """The result of one episode."""
 
     seed: int
-    success: bool
+    success: bool | None  # None: the environment does not define it
     total: float  # sum of rewards
     steps: int
 
@@ -40,8 +40,8 @@ class Report(NamedTuple):
 
     environment: str
     episodes: int
-    success: float
-    success_interval: tuple[float, float]  # Wilson's
+    success: float | None  # None: the environment does not define it
+    success_interval: tuple[float, float] | None  # Wilson's
     mean_return: float
     return_interval: tuple[float, float]  # mean ± 1.96 standard errors
     mean_steps: float
@@ -58,7 +58,8 @@ class Player:
         self.wanted = [to_go]  # return to go at each step
         self.actions: list[list[int]] = []  # in tokens
         self.row: list[int] = []  # ids that the cache has not read yet
-        self.total, self.done, self.success = 0.0, False, False
+        self.total, self.done = 0.0, False
+        self.success: bool | None = False
 
     def act(self, ids: list[int], action: Action) -> None:
         """Take an action, given also as its tokens."""
@@ -210,13 +211,19 @@ def _check_actions(task: ActionPrediction, name: str, environment: Environment) 
 
 
 def summarise(name: str, results: Sequence[Finished]) -> Report:
-    """Return success rate, mean return and their intervals."""
-    n, wins = len(results), sum(result.success for result in results)
-    share, spread = wins / n, Z95**2 / n
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z95 * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+    """Return success rate, if the environment defines success, mean return and their intervals."""
+    n, known = len(results), [result.success for result in results if result.success is not None]
+    share = sum(known) / n if known else None
     totals = np.array([result.total for result in results])
     error = Z95 * float(totals.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     mean, steps = float(totals.mean()), sum(result.steps for result in results) / n
-    interval = max(0.0, centre - half), min(1.0, centre + half)
+    interval = None if share is None else _wilson(share, n)
     return Report(name, n, share, interval, mean, (mean - error, mean + error), steps)
+
+
+def _wilson(share: float, n: int) -> tuple[float, float]:
+    """Return Wilson's interval of 95 % for a share of n."""
+    spread = Z95**2 / n
+    centre = (share + spread / 2) / (1 + spread)
+    half = Z95 * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from anyformer.cli.env import describe
 from anyformer.config import ConfigError, FeatureSegment, Media, ModelConfig, Tokens
 from anyformer.data import key_to_door
 from anyformer.data.readers import Rows
@@ -141,6 +142,55 @@ def test_a_perfect_policy_succeeds_always(monkeypatch: pytest.MonkeyPatch, name:
     assert report.success == 1
     low, high = report.success_interval
     assert 0.6 < low < high <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0"])
+def test_success_is_the_reward_threshold_of_gymnasium(name: str):
+    gymnasium = pytest.importorskip("gymnasium")
+    threshold = gymnasium.spec(name).reward_threshold
+    environment, rng = make(name), np.random.Generator(np.random.PCG64(0))
+    for force, succeeds in ((False, False), (True, True)):
+        for seed in range(3):
+            environment.reset(seed)
+            if force:  # as if the episode had gone as far as the environment wants
+                environment._inner = Rewarding(environment._inner, 10 * threshold)  # type: ignore[attr-defined]
+            total, done = 0.0, False
+            while not done:
+                _, reward, done, success = environment.step(environment.random_action(rng))
+                total += reward
+            assert success == (total >= threshold) == succeeds
+
+
+class Rewarding:
+    """An environment whose first reward is larger."""
+
+    def __init__(self, inner: Any, more: float):
+        self.inner, self.more = inner, more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        observation, reward, *rest = self.inner.step(action)
+        reward, self.more = reward + self.more, 0.0
+        return observation, reward, *rest
+
+
+def test_nothing_is_printed_of_success_that_the_environment_does_not_define():
+    gymnasium = pytest.importorskip("gymnasium")
+    name = "Pendulum-v1"
+    assert gymnasium.spec(name).reward_threshold is None
+    spec = Actions(action_bins=Bins(count=8, low=-2.0, high=2.0), history=4)
+    (result,) = rollout(small_run(spec, FeatureSegment(size=3)), name, 1, 0)
+    report = summarise(name, [result])
+    assert report.success is None
+    assert report.success_interval is None
+    assert summarise(name, [result._replace(success=success) for success in (True, False)]).success == 0.5
+    lines = list(describe(report))
+    assert not any("success" in line for line in lines)
+    assert any("return" in line for line in lines)
+    recorded = record(name, 2, policy="random")
+    assert recorded.successes is None
 
 
 def test_recorded_episodes_are_those_of_the_seeds():
