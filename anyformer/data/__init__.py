@@ -33,6 +33,7 @@ squad                    questions with texts and answers, in the formats of SQu
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
 tables                   columns of .tsv, .csv, .jsonl and .parquet files
 template_sandbox         chat templates compiled and rendered by Jinja, with bounded work and output
+text_rows                rows of plain text: documents, parallel lines, lines that a pattern matches
 tokenizer                text to ids and back, on the `tokenizers` library
 tokenizer_files          the files of a tokenizer: tokenizer.json and GPT-2's pair
 tokenizer_trial          trial of an imported tokenizer in a child process, which may crash

@@ -78,6 +78,34 @@ def parse_messages(cell: str) -> list[dict[str, Any]]:
     return messages
 
 
+def prompt_and_answers(row: Mapping[str, str]) -> dict[str, str] | str:
+    """Return a row of a prompt and answers to it as texts, or why there is none.
+
+    `row` has the JSON of messages: the prompt in `messages`, and an answer in `target.messages` or
+    `rejected.messages` unless it is a text. An answer may begin with the prompt, and must if there is no other.
+    """
+    found = dict(row)
+    try:
+        prompt = parse_messages(row[MESSAGES]) if MESSAGES in row else None
+        for role in ("target", "rejected"):
+            if (cell := found.pop(f"{role}.{MESSAGES}", None)) is None:
+                if prompt is None:
+                    return f"the {role} is a text: name the column of the prompt, `source` or `messages`"
+                continue
+            *before, last = parse_messages(cell)
+            if last["role"] != "assistant":
+                return f"the {role} ends with a message of the {last['role']}, not of the assistant"
+            if before and prompt is not None and before != prompt:
+                what = "prompt" if MESSAGES in row else "messages before the target's last one"
+                return f"the {role} does not continue the {what}"
+            prompt, found[role] = before if prompt is None else prompt, last["content"]
+    except ValueError as error:
+        return str(error)
+    if not prompt or prompt[-1]["role"] == "assistant":
+        return "the prompt must end with a message of the user"
+    return {**found, MESSAGES: json.dumps(prompt, ensure_ascii=False)}
+
+
 def texts_of(role: str, cell: str) -> list[str]:
     """Return the texts in a cell of a column: all messages of a conversation, or one; none if it cannot be read."""
     if role != MESSAGES:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
 from anyformer.data import key_to_door, scenes, synthetic
 from anyformer.data.conll import sentences
+from anyformer.data.conversations import MESSAGES
 from anyformer.data.files import File, Parsed, class_files, max_bytes, open_below, open_files, open_texts
 from anyformer.data.media_rows import array_rows, folder_rows
 from anyformer.data.paths import require_sets
@@ -21,6 +22,7 @@ from anyformer.data.sound_rows import sound_columns
 from anyformer.data.squad import questions
 from anyformer.data.synthetic import Split
 from anyformer.data.tables import LISTS, read_table
+from anyformer.data.text_rows import documents, matched_rows, parallel_rows
 from anyformer.data.trajectories import Episode, read_episodes, to_columns
 from anyformer.recipe import (
     ArrayFile,
@@ -41,6 +43,7 @@ from anyformer.recipe import (
     TableFile,
     TextFile,
     Trajectories,
+    holds_answers,
     table_columns,
 )
 
@@ -142,9 +145,10 @@ def check_bad_rows(rows: Rows, data: Data, path: str) -> Rows:
 
 def common_inputs(rows: Rows, others: Rows, columns: Iterable[str]) -> int:
     """Return how many rows have the inputs of another row: all columns but targets, labels and tags; 0 for shards."""
-    if rows.stream or others.stream:
+    answers = ("target", "rejected", "label", "tags", "answers")
+    names = [name for name in (*columns, MESSAGES) if name not in answers and name in rows.columns]
+    if not names or not others.columns.keys() >= {*names}:
         return 0
-    names = [name for name in columns if name not in ("target", "label", "tags", "answers")]
     inputs, known = (zip(*(some.columns[name] for name in names), strict=True) for some in (rows, others))
     return sum(map(set(known).__contains__, inputs))
 
@@ -168,11 +172,13 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             return _labelled(_read_texts(source, open_texts(source, data)), source.label)
         case ParallelFiles():
             files = open_files(source, data, "source", "target")
-            return _collect(_selected(source, _parallel_rows(files), source.group), files)
+            return _collect(_selected(source, parallel_rows(files), source.group), files)
         case TableFile():
             names = {**table_columns(source), **({} if by is None else {"by": by})}
             group = "group" if "group" in names else None
             roles = [role for role in names if role != group]
+            if holds_answers(source):
+                roles = list(dict.fromkeys([MESSAGES, *roles]))
             if not roles:
                 raise ConfigError([Fault("", "names no column: set `source` and `target`, or `text`")])
             file, rows = read_table(source, data, names)
@@ -184,7 +190,7 @@ def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -
             if by is not None and by not in pattern.groupindex:
                 what = f"the pattern has no group of this name; {did_you_mean(by, pattern.groupindex)}"
                 raise ConfigError([Fault("by", f"= {by!r}: {what}")])
-            matched = _selected(source, _matched_rows(pattern, file, by), source.group)
+            matched = _selected(source, matched_rows(pattern, file, by), source.group)
             return _labelled(_collect(matched, dict.fromkeys([*roles, *(["by"] if by else [])], file)), source.label)
         case ConllFile():
             file = open_files(source, data, "path")["path"]
@@ -332,52 +338,10 @@ def _read_texts(source: TextFile, files: list[File]) -> Rows:
     total, begin, rows = sum(map(len, texts)), 0, list[Rows]()
     start, stop = int(total * source.start), int(total * source.stop)
     for file, text in zip(files, texts, strict=True):
-        part = _documents(source, file, text, max(0, start - begin), max(0, stop - begin))
+        part = documents(source, file, text, max(0, start - begin), max(0, stop - begin))
         rows.append(_collect(part, {"text": file}))
         begin += len(text)
     return rows[0] if len(rows) == 1 else concatenate(rows, visible(source.path))
-
-
-def _documents(source: TextFile, file: File, text: str, start: int, stop: int) -> Parsed:
-    """Yield the documents of a file from a character to another; a line belongs to the part with its first one."""
-    if source.document == "line":
-        at = 0
-        for number, line in enumerate(text.split("\n"), 1):
-            if start <= at < stop and line.strip():
-                yield number, {"text": line}
-            at += len(line) + 1
-        return
-    part, first = text[start:stop], 1 + text.count("\n", 0, start)
-    readable = []
-    for number, line in enumerate(part.split("\n"), first):
-        if why := file.flaw(line):
-            yield number, why
-        else:
-            readable.append(line)
-    if any(map(str.strip, readable)):
-        yield first, {"text": "\n".join(readable)}
-
-
-def _parallel_rows(files: dict[str, File]) -> Parsed:
-    sources, targets = files["source"].lines(), files["target"].lines()
-    if len(sources) != len(targets):
-        counts = f"{files['source'].name} has {len(sources)} lines, {files['target'].name} has {len(targets)}"
-        raise ConfigError([Fault("", f"{counts}: parallel files must have the same number of lines")])
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
-        yield number, {"source": source, "target": target}
-
-
-def _matched_rows(pattern: re.Pattern[str], file: File, by: str | None) -> Parsed:
-    for number, line in enumerate(file.lines(), 1):
-        if not line:
-            continue
-        if why := file.flaw(line):
-            yield number, why
-        elif match := pattern.fullmatch(line):
-            row = {role: value or "" for role, value in match.groupdict().items()}
-            yield number, row if by is None else {**row, "by": row[by]}
-        else:
-            yield number, f"does not match the pattern: {line[:40]!r}"
 
 
 def _episode_rows(name: str, episodes: Iterable[tuple[int, Episode | str]]) -> Rows:

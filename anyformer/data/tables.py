@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
-from anyformer.data.conversations import MESSAGES, alternate
+from anyformer.data.conversations import MESSAGES, alternate, prompt_and_answers
 from anyformer.data.delimited import other_delimiter, read_csv, separated
 from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
 from anyformer.data.media_rows import media_columns, with_references
@@ -20,6 +20,7 @@ from anyformer.recipe import (
     ColumnNames,
     Data,
     TableFile,
+    holds_answers,
     single_columns,
     table_format,
     unknown_format,
@@ -38,7 +39,10 @@ def read_table(source: TableFile, data: Data, columns: dict[str, ColumnNames]) -
     if media := media_columns(source, columns):
         rows = with_references(rows, media, locate(source.path, data).parent)
     joined = {role: len(names) for role, names in columns.items() if isinstance(names, tuple)}
-    return file, _joined(rows, joined, source.join) if joined else rows
+    rows = _joined(rows, joined, source.join) if joined else rows
+    if holds_answers(source):
+        rows = ((number, row if isinstance(row, str) else prompt_and_answers(row)) for number, row in rows)
+    return file, rows
 
 
 def _joined(rows: Parsed, joined: dict[str, int], between: str) -> Parsed:
@@ -73,10 +77,10 @@ def _read_single(source: TableFile, data: Data, columns: dict[str, ColumnName]) 
     wanted = {role: str(name) for role, name in columns.items()}
     if form == "parquet":
         path = _parquet(source, data)
-        return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path))
+        return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path), holds_answers(source))
     file = open_files(source, data, "path")["path"]
     if form == "jsonl":
-        return file, _rows(_objects(source, file), wanted, file.name)
+        return file, _rows(_objects(source, file), wanted, file.name, holds_answers(source))
     return file, _cells(source, file, columns, form)
 
 
@@ -137,8 +141,8 @@ def _tsv(file: File) -> Iterator[tuple[int, list[str] | str]]:
 Records = Iterator[tuple[int, dict[str, Any] | str]]  # the line, and the fields or the reason why there are none
 
 
-def _rows(records: Records, wanted: dict[str, str], file: str) -> Parsed:
-    """The columns of records, as text."""
+def _rows(records: Records, wanted: dict[str, str], file: str, answers: bool) -> Parsed:
+    """The columns of records, as text; with `answers`, lists of messages as JSON, in `target.messages`."""
     nowhere: dict[str, Missing] = {}
     seen: set[str] = set()
     for number, fields in records:
@@ -154,8 +158,9 @@ def _rows(records: Records, wanted: dict[str, str], file: str) -> Parsed:
                 reasons.append(value.told(path))
                 continue
             seen.add(role)
-            text, why = spelt(value, path, role)
-            row[role] = text
+            is_list = answers and isinstance(value, list) and role in ("target", "rejected")
+            text, why = spelt(value, path, MESSAGES if is_list else role)
+            row[f"{role}.{MESSAGES}" if is_list else role] = text
             reasons += [why] if why else []
         yield number, reasons[0] if reasons else row
     # a field that no row has is a wrong name, not a set of bad rows

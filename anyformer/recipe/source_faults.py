@@ -24,6 +24,7 @@ from anyformer.recipe.sources import (
     TableFile,
     TextFile,
     Trajectories,
+    holds_answers,
     single_columns,
     table_columns,
     table_format,
@@ -37,6 +38,7 @@ EPISODES = ("text", "observations", "actions", "rewards")
 CONVERSATIONS = ("messages",)
 PREFERRED = ("source", "target", "rejected")
 ANSWERED = ("text", "pair", "answers")
+ANSWERING = ("dpo", "grpo")  # tasks whose sources may be conversations
 MEDIA_ROLES = ("source", "text", "pair")  # columns that may refer to images and sounds
 NEEDS = {
     TEXT: "text: text, table, lines, conll, folders or shards",
@@ -62,6 +64,8 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             needs = "'mixed', with a source for each of its parts" if task == "mixture" else needs
             yield Fault("kind", f"= '{source.kind}': the task {task} needs {needs}")
         case JoinedSources(parts=parts):
+            if task in ANSWERING and len({"source" in _required(part, task, columns) for part in parts}) > 1:
+                yield Fault("parts", "have texts as prompts, and conversations: use one of them")
             for i, part in enumerate(parts):
                 yield from (fault.under(f"parts.{i}") for fault in source_faults(part, task, columns))
         case TextFile(label=str()) if columns not in (TEXT, LABELLED):
@@ -124,7 +128,9 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("pattern", f"= {pattern!r}: {why}")
         case MatchedLines(group=str(group)) if group not in (named := re.compile(source.pattern).groupindex):
             yield Fault("group", f"= {group!r}: the pattern has no group of this name; {did_you_mean(group, named)}")
-        case TableFile() if any(getattr(source, name) is None for name in columns):
+        case TableFile(source=str() | int() | tuple(), messages=str() | int() | tuple()) if task in ANSWERING:
+            yield Fault("messages", f"= {source.messages!r}: is the prompt, as `source` is: leave out one of them")
+        case TableFile() if any(getattr(source, name) is None for name in _required(source, task, columns)):
             if len(columns) == 1:
                 yield Fault(columns[0], f"is required: the column that the task {task} reads")
             else:
@@ -151,6 +157,15 @@ def source_faults(source: Source, task: str, columns: tuple[str, ...]) -> Iterat
             yield Fault("pair", f"= {pair!r}: set task.pairs = true, or leave it out: the task reads single texts")
         case Digits() | PassKeys() if source.shortest > source.longest:
             yield Fault("shortest", f"= {source.shortest}: must be at most longest = {source.longest}")
+
+
+def _required(source: Source, task: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns that a table must name for a task: a conversation can be in the place of a source."""
+    if task not in ANSWERING or not isinstance(source, TableFile):
+        return columns
+    if not holds_answers(source):
+        return columns
+    return tuple(name for name in columns if name != "source")
 
 
 def _numbered_names(source: TableFile) -> list[tuple[str, int]]:

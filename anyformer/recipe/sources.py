@@ -75,7 +75,9 @@ class TableFile(Spec):
     label: ColumnName | None = None  # column of the label
     words: ColumnName | None = None  # column of a sentence's words: a list, or a string separated by spaces
     tags: ColumnName | None = None  # column of the words' tags, in the same form
-    # column of conversations, or a list of columns: a message of the user, one of the assistant, and so on
+    # column of conversations, or a list of columns: a message of the user, one of the assistant, and so on. For dpo and
+    # grpo it is the prompt, in the place of `source`, and answers may be lists of messages. In dpo both answers may
+    # begin with the prompt, if neither `messages` nor `source` is set
     messages: ColumnNames | None = None
     join: str = " "  # text between joined columns; blank cells are left out
     images: ColumnNames | None = None  # which of these columns hold paths of images, relative to the table's folder
@@ -95,6 +97,11 @@ def table_columns(source: TableFile) -> dict[str, ColumnNames]:
     """Return the columns that a table names, by what they are read as."""
     roles = ("source", "target", "rejected", "text", "pair", "label", "words", "tags", "messages", "group")
     return {role: name for role in roles if (name := getattr(source, role)) is not None}
+
+
+def holds_answers(source: TableFile) -> bool:
+    """Return whether rows are conversations and answers to them, which may be lists of messages (dpo, grpo)."""
+    return source.source is None and (source.rejected if source.messages is None else source.target) is not None
 
 
 def single_columns(columns: dict[str, ColumnNames]) -> dict[str, ColumnName]:

@@ -26,7 +26,7 @@ from anyformer.media_batch import MediaBatch
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Augment, Batches
+from anyformer.recipe import AnyTask, Augment, Batches, Padded
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,18 @@ def length_fault(length: int, config: ModelConfig, side: Side) -> str:
         return ""
     limit, positions = ends[0]
     return f"has {length} tokens, and the {side} has {limit} {positions}"
+
+
+def example_fault(example: Example, config: ModelConfig, batches: Batches | None) -> str:
+    """Return why a model that writes cannot read an example, or why no row of the batches holds it; empty if it can."""
+    if example.source is not None and (why := length_fault(len(example.source), config, "encoder")):
+        return f"the source {why}"
+    if why := length_fault(len(example.ids), config, "decoder"):
+        return why if example.source is None else f"the target {why}"
+    if batches is None:
+        return ""
+    row = batches.tokens if isinstance(batches, Padded) else batches.length
+    return f"has {example.length} tokens, and a {batches.kind} row holds {row}" if example.length > row else ""
 
 
 def check_lengths(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:

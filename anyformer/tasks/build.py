@@ -1,6 +1,7 @@
 """Build a task from its spec."""
 
-from anyformer.data.tokenizer import TextTokenizer
+from anyformer.data.chat_template import ChatTemplate
+from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
 from anyformer.recipe import (
     Actions,
     AnyTask,
@@ -24,6 +25,7 @@ from anyformer.recipe import (
 from anyformer.tasks.actions import ActionPrediction
 from anyformer.tasks.base import Task
 from anyformer.tasks.chat import Conversing
+from anyformer.tasks.chat_answers import ChatPreferring, ChatRewardedAnswers
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.embed import Embedding
 from anyformer.tasks.imported_encoder import Encoding
@@ -43,11 +45,12 @@ from anyformer.tasks.transcribe import Transcribing
 
 def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None) -> Task:
     """Return the task that a spec describes, with its tokenizers."""
+    template = ChatTemplate.of(tokenizer, f"{FILE}: {CHAT}") if isinstance(spec, Preferences | Rewards | Chat) else None
     match spec:
         case Preferences():
-            return Preferring(spec, tokenizer)
+            return Preferring(spec, tokenizer) if template is None else ChatPreferring(spec, template)
         case Rewards():
-            return RewardedAnswers(spec, tokenizer)
+            return RewardedAnswers(spec, tokenizer) if template is None else ChatRewardedAnswers(spec, template)
         case Seq2Seq():
             return SequenceToSequence(spec, tokenizer, source_tokenizer)
         case Mixture():
@@ -55,7 +58,7 @@ def build_task(spec: AnyTask, tokenizer: TextTokenizer, source_tokenizer: TextTo
         case LanguageModel():
             return LanguageModelling(spec, tokenizer)
         case Chat():
-            return Conversing(spec, tokenizer)
+            return Conversing(spec, template)
         case MaskedLanguageModel():
             return MaskedLanguageModelling(spec, tokenizer)
         case SpanCorruption():

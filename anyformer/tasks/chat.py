@@ -9,15 +9,15 @@ import torch
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
-from anyformer.data.chat_template import ChatTemplate
+from anyformer.data.chat_template import ChatTemplate, Messages
 from anyformer.data.conversations import MESSAGES, parse_messages
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
-from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.prefix_cache import Reuse
 from anyformer.decoding.strategy import SELECTED_BY
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Chat, Crops, Ordered, Padded
+from anyformer.recipe import Batches, Chat, Crops, Ordered
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
@@ -27,7 +27,7 @@ from anyformer.tasks.base import (
     call,
     check_lengths,
     ending_ids,
-    length_fault,
+    example_fault,
     token_loss,
 )
 from anyformer.tasks.generation import generate, stream
@@ -44,12 +44,18 @@ class ChatWriter:
     marked = False
 
     def __init__(self, template: ChatTemplate, before: Sequence[dict[str, str]] = ()):
-        self.template, self.tokenizer, self.before = template, template.tokenizer, tuple(before)
+        self.template, self.tokenizer = template, template.tokenizer
+        self.conversation = lambda text: [*before, {"role": "user", "content": text}]
+
+    @property
+    def stops(self) -> list[int]:
+        """The token that ends a message, if it is not <eos>."""
+        end = self.template.end_of_turn
+        return [] if end in (None, self.tokenizer.eos) else [end]
 
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
         """Return the prompts of conversations with these texts at the end; an empty one for a blank text."""
-        asked = [[*self.before, {"role": "user", "content": text}] for text in texts]
-        prompts = [self.template.encode(messages) for messages in asked]
+        prompts = [self.template.encode(self.conversation(text)) for text in texts]
         check_lengths(list(map(len, prompts)), config, "decoder")
         return [ids if text.strip() else [] for ids, text in zip(prompts, texts, strict=True)]
 
@@ -62,30 +68,26 @@ class ChatWriter:
             raise ConfigError([Fault("answers", "are missing: a chat model scores an answer to each text")])
         examples = []
         for number, (text, answer) in enumerate(zip(texts, answers, strict=True), 1):
-            asked = [*self.before, {"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-            ids, spans = self.template.encode_answers(asked)
-            if not spans[-1]:
+            if (example := self.answer_example(self.conversation(text), answer)) is None:
                 raise ConfigError([Fault(f"answer {number}", "has no tokens")])
-            examples.append(_example(ids, spans[-1:]))
+            examples.append(example)
         return examples
+
+    def answer_example(self, messages: Messages, answer: str) -> Example | None:
+        """Return an answer, with its end, after the prompt of some messages; None if it has no tokens."""
+        ids, spans = self.template.encode_answers([*messages, {"role": "assistant", "content": answer}])
+        return _example(ids, spans[-1:]) if spans[-1] else None
 
 
 class Conversing(ChatWriter, TokenTask):
     """Conversations: only the messages of the assistant have labels, each with the token that ends it."""
 
-    def __init__(self, spec: Chat, tokenizer: TextTokenizer):
-        template = ChatTemplate.of(tokenizer, f"{FILE}: {CHAT}")
+    def __init__(self, spec: Chat, template: ChatTemplate | None):
         if template is None:
             what = "has no chat template, which the task chat needs: set task.template, such as 'chatml'"
             raise ConfigError([Fault("tokenizer", what)])
         super().__init__(template)
         self.spec = spec
-
-    @property
-    def stops(self) -> list[int]:
-        """The token that ends a message, if it is not <eos>."""
-        end = self.template.end_of_turn
-        return [] if end in (None, self.tokenizer.eos) else [end]
 
     def encode(self, cells: Sequence[str]) -> list[Example | str]:
         """Return the example of each conversation, or why there is none."""
@@ -102,8 +104,8 @@ class Conversing(ChatWriter, TokenTask):
 
     def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         rows = rows.with_ids({MESSAGES: self.encode})
-        bad = {i: why for i, one in enumerate(rows.ids[MESSAGES]) if (why := _row_fault(one, config, batches))}
-        return rows.without(bad)
+        faults = (one if isinstance(one, str) else example_fault(one, config, batches) for one in rows.ids[MESSAGES])
+        return rows.without({i: why for i, why in enumerate(faults) if why})
 
     def examples(self, rows: Rows) -> list[Example]:
         """Return the examples of rows that `filter_rows` has returned."""
@@ -197,15 +199,3 @@ def _example(ids: list[int], answers: Sequence[range]) -> Example:
     labelled = {place for answer in answers for place in answer}
     length = max(labelled)
     return Example(ids[:length], [ids[i] if i in labelled else IGNORE for i in range(1, length + 1)])
-
-
-def _row_fault(example: Example | str, config: ModelConfig, batches: Batches | None) -> str:
-    """Return why a conversation cannot be read; empty if it can."""
-    if isinstance(example, str):
-        return example
-    if why := length_fault(example.length, config, "decoder"):
-        return why
-    if batches is None:
-        return ""
-    row = batches.tokens if isinstance(batches, Padded) else batches.length
-    return f"has {example.length} tokens, and a {batches.kind} row holds {row}" if example.length > row else ""

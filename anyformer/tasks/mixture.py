@@ -43,7 +43,7 @@ class MixedTasks(TokenTask):
 
     def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         if batches is not None:
-            rows = rows.with_ids({"source": self.reader.encode_batch, "target": self.tokenizer.encode_batch})
+            rows = next(iter(self.parts.values())).with_ids(rows)
         bad: dict[int, str] = {}
         for name, numbers in _by_part(rows).items():
             whys = self.part(name).row_faults(rows.take(numbers), config, batches)

@@ -16,8 +16,7 @@ from anyformer.config import ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
-from anyformer.data.readers import Encode, Rows
-from anyformer.data.tokenizer import TextTokenizer
+from anyformer.data.readers import Rows
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Padded, Preferences
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, bad_row_notes, call, token_log_probabilities
@@ -25,15 +24,10 @@ from anyformer.tasks.seq2seq import SequenceToSequence
 
 
 class Preferring(SequenceToSequence):
-    """Pairs of answers; it reads and writes texts as the task seq2seq does."""
+    """Pairs of answers, to texts as in the task seq2seq, or to conversations (see `chat_answers.py`)."""
 
-    def __init__(self, spec: Preferences, tokenizer: TextTokenizer):
-        super().__init__(spec, tokenizer)
-        self.beta = spec.beta
-
-    @property
-    def encoders(self) -> dict[str, Encode[list[int]]]:
-        return {**super().encoders, "rejected": self.tokenizer.encode_batch}
+    spec: Preferences
+    answers = ("target", "rejected")
 
     def preference_loss(self, logits: Tensor, labels: Tensor, reference: Tensor | None = None) -> Tensor:
         """Return the summed loss of logits [2b, t, v] and labels [b, 2, t], target first.
@@ -43,27 +37,22 @@ class Preferring(SequenceToSequence):
         scores = log_probabilities(logits, labels)
         if reference is not None:
             scores = scores - log_probabilities(reference, labels)
-        each = -F.logsigmoid(self.beta * (scores[:, 0] - scores[:, 1]))
+        each = -F.logsigmoid(self.spec.beta * (scores[:, 0] - scores[:, 1]))
         return torch.where((labels != IGNORE).flatten(1).any(dim=1), each, 0).sum()
 
     def pairs(self, rows: Rows) -> list[Example]:
         """Return the examples of rows: the target, and the rejected answer as its pair."""
-        return [
-            Example(target.ids, target.labels, pair=rejected.ids, pair_labels=rejected.labels)
-            for target, rejected in self._both(rows)
-        ]
+        both = (self.encode(rows, both_sides=False, role=role) for role in self.answers)
+        return [one._replace(pair=other.ids, pair_labels=other.labels) for one, other in zip(*both, strict=True)]
 
-    def _both(self, rows: Rows) -> Iterator[tuple[Example, Example]]:
-        sources, targets, rejected = (rows.encoded(role, encode) for role, encode in self.encoders.items())
-        for source, target, other in zip(sources, targets, rejected, strict=True):
-            yield self._example(source, target, both_sides=False), self._example(source, other, both_sides=False)
-
-    def row_faults(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
+    def row_faults(
+        self, rows: Rows, config: ModelConfig, batches: Batches | None, role: str = "target"
+    ) -> Iterator[str]:
         half = Padded(tokens=max(1, batches.tokens // 2)) if isinstance(batches, Padded) else None
-        sources, targets, rejected = (rows.encoded(role, encode) for role, encode in self.encoders.items())
-        for source, target, other in zip(sources, targets, rejected, strict=True):
-            why = self._row_fault(source, target, config, half) or self._row_fault(source, other, config, half)
-            yield why or ("the rejected answer is the target" if target == other else "")
+        faults = (super(Preferring, self).row_faults(rows, config, half, role) for role in self.answers)
+        answers = (self.encoded_answers(rows, role) for role in self.answers)
+        for one, other, target, rejected in zip(*faults, *answers, strict=True):
+            yield one or other or ("the rejected answer is the target" if target == rejected else "")
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded)

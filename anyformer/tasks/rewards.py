@@ -22,7 +22,6 @@ from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, Example, SampledAnswers, collate
 from anyformer.data.loader import Loader
 from anyformer.data.readers import Rows
-from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.generate import run_sampling
 from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
@@ -40,21 +39,20 @@ FROM_MODEL = Sampling(temperature=1.0)  # the model's own distribution, which th
 class Prompt(NamedTuple):
     """A source to answer."""
 
-    ids: list[int]  # up to <sep>
+    ids: list[int]  # up to the token before the answer
     target: str
     number: int  # of the example
 
 
 class RewardedAnswers(SequenceToSequence):
-    """Answers of the model itself; it reads and writes texts as the task seq2seq does."""
+    """Answers of the model itself, to texts as in the task seq2seq, or to conversations (see `chat_answers.py`)."""
 
     spec: Rewards
 
-    def __init__(self, spec: Rewards, tokenizer: TextTokenizer):
-        super().__init__(spec, tokenizer)
-
-    def row_faults(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
-        return super().row_faults(rows, config, None if batches is None else self._prompt_batches(batches))
+    def row_faults(
+        self, rows: Rows, config: ModelConfig, batches: Batches | None, role: str = "target"
+    ) -> Iterator[str]:
+        return super().row_faults(rows, config, None if batches is None else self._prompt_batches(batches), role)
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         return super().loader(rows, self._prompt_batches(batches), seed, model)
@@ -75,11 +73,12 @@ class RewardedAnswers(SequenceToSequence):
 
         The random numbers of an answer depend on the seed, the step, the example and the answer's number alone.
         """
-        prompts, group = self._prompts(batch), self.spec.samples
+        ends, group = self._ends(model), self.spec.samples
+        prompts = self._prompts(batch, ends)
         repeated = [prompt for prompt in prompts for _ in range(group)]
         seeds = torch.cat([row_seeds(seed << 32 | step, group, first=group * prompt.number) for prompt in prompts])
         answers = self._answers(model, [prompt.ids for prompt in repeated], seeds)
-        texts = [self.tokenizer.decode(before_end(ids, self._ends(model))) for ids in answers]
+        texts = [self.tokenizer.decode(before_end(ids, ends)) for ids in answers]
         each = [reward(self.spec.reward, text, one.target) for text, one in zip(texts, repeated, strict=True)]
         rewards = torch.tensor(each).view(-1, group)
         examples = [
@@ -98,11 +97,11 @@ class RewardedAnswers(SequenceToSequence):
             log_p = token_log_probabilities(call(model, batch, packed=False), batch.labels)
         return batch._replace(sampled=batch.sampled._replace(log_p=log_p))
 
-    def _prompts(self, batch: Batch) -> list[Prompt]:
+    def _prompts(self, batch: Batch, ends: Sequence[int]) -> list[Prompt]:
         prompts = []
         for ids, labels, number in zip(batch.ids.tolist(), batch.labels.tolist(), batch.examples, strict=True):
             first = next(i for i, label in enumerate(labels) if label != IGNORE)
-            target = [label for label in labels if label not in (IGNORE, self.eos)]
+            target = before_end([label for label in labels if label != IGNORE], ends)
             prompts.append(Prompt(ids[: first + 1], self.tokenizer.decode(target), number))
         return prompts
 

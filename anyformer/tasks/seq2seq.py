@@ -8,11 +8,11 @@ from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
-from anyformer.data.readers import Encode, Rows
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.strategy import Beam, is_compatible
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, Ordered, Padded, Seq2Seq
+from anyformer.recipe import Batches, Crops, Ordered, Seq2Seq
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
@@ -20,7 +20,7 @@ from anyformer.tasks.base import (
     TokenTask,
     bad_row_notes,
     check_lengths,
-    length_fault,
+    example_fault,
     total_loss,
     with_prefix,
 )
@@ -36,6 +36,8 @@ class SequenceToSequence(TokenTask):
     """
 
     continues = False
+    prompts_from: tuple[str, ...] = ("source",)  # columns, of which rows have one
+    answers: tuple[str, ...] = ("target",)  # columns of answers to it
 
     def __init__(
         self,
@@ -52,18 +54,22 @@ class SequenceToSequence(TokenTask):
         self.bos = _required_id(tokenizer, "bos") if spec.start is None else spec.start
         self.marked = spec.prefix
 
-    @property
-    def encoders(self) -> dict[str, Encode[list[int]]]:
-        """The functions that encode the columns of rows."""
-        return {"source": self.reader.encode_batch, "target": self.tokenizer.encode_batch}
+    def encode(self, rows: Rows, both_sides: bool, role: str = "target") -> list[Example]:
+        """Return the examples of rows, with an answer from one column; with `both_sides`, for an encoder–decoder."""
+        return [self._example(source, target, both_sides) for source, target in self._ids(rows, role)]
 
-    def encode(self, rows: Rows, both_sides: bool) -> list[Example]:
-        """Return the examples of rows; with `both_sides`, for an encoder–decoder."""
-        return [self._example(source, target, both_sides) for source, target in self._ids(rows)]
+    def _ids(self, rows: Rows, role: str) -> Iterator[tuple[list[int], list[int]]]:
+        sources = rows.encoded("source", self.reader.encode_batch)
+        return zip(self._with_begin(sources), self.encoded_answers(rows, role), strict=True)
 
-    def _ids(self, rows: Rows) -> Iterator[tuple[list[int], list[int]]]:
-        sources, targets = (rows.encoded(role, encode) for role, encode in self.encoders.items())
-        return zip(self._with_begin(sources), targets, strict=True)
+    def encoded_answers(self, rows: Rows, role: str) -> list[Any]:
+        """Return the answers in a column as ids."""
+        return rows.encoded(role, self.tokenizer.encode_batch)
+
+    def with_ids(self, rows: Rows) -> Rows:
+        """Return the rows with all ids."""
+        answers = dict.fromkeys(self.answers, self.tokenizer.encode_batch)
+        return rows.with_ids({"source": self.reader.encode_batch, **answers})
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
         return self._with_begin(self.reader.encode_batch(texts))
@@ -86,48 +92,45 @@ class SequenceToSequence(TokenTask):
         return [*before, *ids, *(after or [_required_id(tokenizer, "eos")])]
 
     def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        if not rows.columns.keys() & {*self.prompts_from}:
+            what = f"has conversations: the task {self.spec.kind} reads them with the tokenizer of a chat model alone"
+            raise ConfigError([Fault(rows.file, f"{what}: set train.init_from to one, or name texts, `source`")])
         if batches is not None:
-            rows = rows.with_ids(self.encoders)
+            rows = self.with_ids(rows)
         return rows.without({i: why for i, why in enumerate(self.row_faults(rows, config, batches)) if why})
 
-    def row_faults(self, rows: Rows, config: ModelConfig, batches: Batches | None) -> Iterator[str]:
-        """Yield for each row why it cannot be read; empty if it can."""
-        return (self._row_fault(source, target, config, batches) for source, target in self._ids(rows))
+    def row_faults(
+        self, rows: Rows, config: ModelConfig, batches: Batches | None, role: str = "target"
+    ) -> Iterator[str]:
+        """Yield for each row why it cannot be read, with an answer from one column; empty if it can."""
+        both_sides = config.encoder is not None
+        for source, target in self._ids(rows, role):
+            example = self._example(source, target, both_sides)
+            limits = self.limit_fault(len(source) - len(self.begin), len(target))
+            yield limits or example_fault(example, config, batches)
 
-    def _row_fault(self, source: list[int], target: list[int], config: ModelConfig, batches: Batches | None) -> str:
-        """Return why an example is too long; empty if it is not."""
-        limits = ("source", source, self.spec.max_source), ("target", target, self.spec.max_target)
-        for name, ids, limit in limits:
-            if limit is not None and len(ids) - (len(self.begin) if name == "source" else 0) > limit:
-                return f"the {name} has {len(ids)} tokens, more than task.max_{name} = {limit}"
-        example = self._example(source, target, both_sides=config.encoder is not None)
-        if example.source is not None and (why := length_fault(len(example.source), config, "encoder")):
-            return f"the source {why}"
-        if why := length_fault(len(example.ids), config, "decoder"):
-            return why if example.source is None else f"the target {why}"
-        if batches is None:
-            return ""
-        row = batches.tokens if isinstance(batches, Padded) else batches.length
-        return f"has {example.length} tokens, and a {batches.kind} row holds {row}" if example.length > row else ""
+    def limit_fault(self, source: int, target: int) -> str:
+        """Return which limit of the task an example exceeds, by its numbers of tokens; empty if it exceeds none."""
+        for name, count, limit in (("source", source, self.spec.max_source), ("target", target, self.spec.max_target)):
+            if limit is not None and count > limit:
+                return f"the {name} has {count} tokens, more than task.max_{name} = {limit}"
+        return ""
+
+    @property
+    def pads(self) -> tuple[int, int]:
+        """The padding of targets and of sources."""
+        return _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert not isinstance(batches, (Crops, Ordered))
         examples = self.encode(rows, both_sides=model.encoder is not None)
-        return ExampleLoader(
-            examples,
-            batches,
-            seed,
-            _required_id(self.tokenizer, "pad"),
-            _required_id(self.reader, "pad"),
-            media=self.reader.media,
-        )
+        return ExampleLoader(examples, batches, seed, *self.pads, media=self.reader.media)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         examples = self.encode(rows, both_sides=model.encoder is not None)
-        pads = _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
         device = next(model.parameters()).device
         total, count = total_loss(
-            model, longest_first(examples, MAX_INFERENCE_TOKENS, *pads, self.reader.media), device
+            model, longest_first(examples, MAX_INFERENCE_TOKENS, *self.pads, self.reader.media), device
         )
         values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
         scored, notes = self.score_predictions(model, rows)
@@ -138,7 +141,7 @@ class SequenceToSequence(TokenTask):
         values, notes = dict[str, float](), dict[str, Any]()
         if not self.spec.metrics:
             return values, notes
-        predictions, targets = self.predict(model, rows.columns["source"]), rows.columns["target"]
+        predictions, targets = self.predict_rows(model, rows), rows.columns["target"]
         for metric in self.spec.metrics:
             match metric:
                 case "exact_match":
@@ -150,6 +153,10 @@ class SequenceToSequence(TokenTask):
                 case "word_error_rate":
                     values[metric] = word_error_rate(predictions, targets)
         return values, notes
+
+    def predict_rows(self, model: Transformer, rows: Rows) -> list[str]:
+        """Return the model's answers to the sources of rows."""
+        return self.predict(model, rows.columns["source"])
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
 from anyformer.config.spec import MAX_WORD, shorten
-from anyformer.data.conversations import texts_of, with_template
+from anyformer.data.conversations import MESSAGES, texts_of, with_template
 from anyformer.data.media import without_references
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
@@ -31,7 +31,7 @@ from anyformer.recipe import (
 from anyformer.run import RECIPE, STATE, Run, load, must_be_file
 from anyformer.tasks.base import Task
 from anyformer.tasks.build import build_task
-from anyformer.tasks.chat import Conversing
+from anyformer.tasks.chat import ChatWriter
 from anyformer.tasks.classify import with_labels
 from anyformer.tasks.mixture import task_token
 from anyformer.tasks.regress import scaled
@@ -66,6 +66,15 @@ def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     else:
         task = _new_task(recipe, spec, train)
     faults = []
+    if (
+        isinstance(spec, Seq2Seq | Mixture)
+        and task.tokenizer.chat
+        and not isinstance(task, ChatWriter)
+        and recipe.model.encoder is None
+    ):
+        what = "has a chat template, and rows of this task are `source <sep> target`, which no chat has"
+        fix = "set task.kind = 'chat', and messages = [SOURCE, TARGET] in the place of `source` and `target`"
+        raise ConfigError([Fault("task.kind", f"= '{spec.kind}': the tokenizer of {folder} {what}: {fix}")])
     if vocabularies(task) != vocabularies(other.task):
         faults.append("its tokenizer differs: set tokenizer = 'run', the tokenizer of its recipe, or its file")
     if not faults and first is not None:
@@ -134,7 +143,8 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.source_tokenizer is None:
-        read = (name for name in columns(recipe.task) if name in TEXT_COLUMNS)
+        wanted = {*columns(recipe.task), MESSAGES} & train.columns.keys()
+        read = (name for name in TEXT_COLUMNS if name in wanted)
         return build_task(spec, make("tokenizer", recipe.tokenizer, *read), None)
     target, source = make("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
     return build_task(spec, target, make("source_tokenizer", source, "source"))
@@ -170,6 +180,6 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         raise ConfigError(faults)
     start = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
     start = target.bos if start is None else start
-    stops = tuple(task.stops) if isinstance(task, Conversing) else ()
+    stops = tuple(task.stops) if isinstance(task, ChatWriter) else ()
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start, stops=stops)
     return scaled_model(model.model_copy(update=changes), recipe.train.scale)

@@ -83,7 +83,7 @@ def test_gradients_are_those_of_differences(b: int, t: int, beta: float, seed: i
     """And a pair without labels has neither a loss nor a gradient."""
     torch.manual_seed(seed)
     task = Preferring.__new__(Preferring)
-    task.beta = beta
+    task.spec = Preferences(beta=beta)
     labels = torch.randint(3, (b + 1, 2, t))
     labels[-1] = IGNORE
     logits = torch.randn(2 * b + 2, t, 3, dtype=torch.float64, requires_grad=True)
