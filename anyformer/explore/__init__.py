@@ -6,6 +6,7 @@ diagram            Views `block` and `cache`: the model as a diagram and the gro
 example_text       The text that the page shows first, from the run's data, and the folders of media files
 film               Pictures of a view at the steps of a training as an animated GIF
 follow             View `follow`: one output as sums over parts, tokens and dimensions
+formulas           Formulas of the stages of the path, from the modules and settings of a part
 generation_stream  View `write`: generated tokens one by one, with alternatives and the size of the cache
 head_stages        Last stages of the path: from hidden states to outputs
 head_switches      Run a model with some attention heads disabled

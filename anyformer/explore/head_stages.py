@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.explore.outputs import outputs
-from anyformer.explore.trace import Trace, last_side
-from anyformer.explore.vectors import rounded
-from anyformer.nn.heads import HiddenHead, PooledHead, SpanHead, TokenHead, VocabularyHead, pool
+from anyformer.config import SpanBounds
+from anyformer.explore.formulas import POOLED, head_formula
+from anyformer.explore.outputs import outputs, separate_labels
+from anyformer.explore.trace import Trace, last_side, predicts_tokens
+from anyformer.explore.vectors import gap, rounded
+from anyformer.nn.heads import EmbeddingHead, HiddenHead, PooledHead, SpanHead, TokenHead, VocabularyHead, pool
 
 TOP_LOGITS = 8
 
@@ -27,7 +29,13 @@ def _pool(trace: Trace, at: int) -> dict[str, Any]:
     assert isinstance(head, PooledHead)
     tokens = trace.reading.tokens[last_side(trace.run)]
     own = trace.activations[f"{last_side(trace.run)}.final"][0, at]
-    return {"how": head.how, "count": len(tokens), "own": rounded(own), "result": rounded(_hidden(trace, at))}
+    return {
+        "formula": [POOLED[head.how]],
+        "how": head.how,
+        "count": len(tokens),
+        "own": rounded(own),
+        "result": rounded(_hidden(trace, at)),
+    }
 
 
 def _logits(trace: Trace, at: int) -> dict[str, Any]:
@@ -35,6 +43,7 @@ def _logits(trace: Trace, at: int) -> dict[str, Any]:
     model, head, x = trace.run.model, trace.run.model.head, _hidden(trace, at)
     best = outputs(trace, at)
     found: dict[str, Any] = {
+        "formula": head_formula(head, trace.run.config.head),
         "tops": [[one.id, one.name, one.value] for one in best[:TOP_LOGITS]],
         "hidden": rounded(x),
         "row": None,
@@ -56,6 +65,13 @@ def _logits(trace: Trace, at: int) -> dict[str, Any]:
             last = next(part for part in head.last if isinstance(part, nn.Linear))
             read, row, bias = head.transform(x), last.weight[best[0].id], last.bias
             found["transform"] = not isinstance(head.transform, nn.Identity)
+        case EmbeddingHead():
+            read = head.project(head.layers(head.transform(x)))
+            found["transform"] = not torch.equal(read, x)
+            result = head.last(read)
+            scaled = not isinstance(head.last, nn.Identity)
+            check = gap(result, trace.output[0])
+            return found | {"read": rounded(read), "result": rounded(result), "scaled": scaled, "check": check}
         case PooledHead() | HiddenHead():
             return found | {"read": rounded(x), "check": None}
     if row is None:
@@ -75,7 +91,19 @@ def _logits(trace: Trace, at: int) -> dict[str, Any]:
 
 
 def _sample(trace: Trace, at: int) -> dict[str, Any]:
-    return {"outputs": [list(one) for one in outputs(trace, at)]}
+    best = outputs(trace, at)
+    formula = _probability(trace) if best[0].p is not None else []
+    return {"formula": formula, "separate": separate_labels(trace), "outputs": [list(one) for one in best]}
+
+
+def _probability(trace: Trace) -> list[str]:
+    """Return the formula of the probability of an output."""
+    if separate_labels(trace):
+        return ["p_i = σ(logit_i)"]
+    if isinstance(trace.run.config.head, SpanBounds):
+        return ["p_t = exp(logit_t) / Σ_t exp(logit_t)"]
+    logit = "logit_i / T" if predicts_tokens(trace.run) else "logit_i"
+    return [f"p_i = exp({logit}) / Σ_i exp({logit})"]
 
 
 HEAD_STAGES: dict[str, Callable[[Trace, int], dict[str, Any]]] = {"pool": _pool, "logits": _logits, "sample": _sample}

@@ -7,26 +7,37 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.layout import make_layout
+from anyformer.config import Experts, Gated
 from anyformer.explore.diagram import describe
+from anyformer.explore.formulas import (
+    add_formula,
+    feedforward_formula,
+    mix_formula,
+    norm_formula,
+    out_formula,
+    qkv_formula,
+    scores_formula,
+    softmax_formula,
+)
 from anyformer.explore.path_place import Place
 from anyformer.explore.vectors import gap, kind_of, pixels, rounded
 from anyformer.inspection.logit_terms import gated_heads, output_matrix
 from anyformer.inspection.residual_stream import Step
-from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.context import Context, Tap
+from anyformer.nn.norm import normed
 
 TOP_VALUES, TOP_NEURONS = 5, 12
 
 
 def _norm(place: Place) -> dict[str, Any]:
-    step, x = place.mixer, place.mixer.before.double()[0]
-    block = stacks_of(place.trace.run.model)[place.side].blocks
-    own = block[stacks_of(place.trace.run.model)[place.side].runs[place.layer]]
+    step, x, own = place.mixer, place.mixer.before.double()[0], place.block
     first = own.norm_in if isinstance(own, ParallelBlock) else nn.Identity()
     norm = step.sublayer.norm_in if isinstance(first, nn.Identity) else first
     return {
         "norm": kind_of(norm),
+        "formula": norm_formula(norm),
         "before": rounded(x),
         "mean": float(x.mean()),
         "deviation": float(x.std(correction=0)),
@@ -41,7 +52,10 @@ def _qkv(place: Place) -> dict[str, Any]:
     own = place.kind == "cross"
     key = int(row.weights.argmax()) if own else place.row
     _, columns = trace.labels(place.mixer.name)
+    rotates = not own and trace.relation(place.mixer.name).rotation is not None
+    twice = isinstance(attention, GlobalTokenAttention) and len(row.q) > attention.qkv.parts[0] // attention.heads
     return {
+        "formula": qkv_formula(attention, rotates, not bool(row.q[: len(row.q) // 2].any()) if twice else None),
         "read": rounded(place.mixer.read[0]),
         "q": rounded(row.q),
         "k": rounded(row.keys[key]),
@@ -63,7 +77,9 @@ def _scores(place: Place) -> dict[str, Any]:
     row = place.attention
     scaled = row.dots * row.scale
     capped = scaled if row.cap is None else row.cap * torch.tanh(scaled / row.cap)
+    attention = place.trace.attention(place.mixer.name)
     return _keys(place) | {
+        "formula": scores_formula(attention, row.bias is not None, len(row.q)),
         "dots": rounded(row.dots),
         "scale": row.scale,
         "cap": row.cap,
@@ -88,6 +104,7 @@ def _softmax(place: Place) -> dict[str, Any]:
     row = place.attention
     model = place.trace.weights_of(place.mixer.name, place.head, place.row)
     return _keys(place) | {
+        "formula": softmax_formula(place.trace.attention(place.mixer.name), place.head),
         "scores": [None if not seen else x for seen, x in zip(row.visible.tolist(), rounded(row.scores), strict=True)],
         "weights": rounded(row.weights),
         "sink": row.sink,
@@ -103,6 +120,7 @@ def _values(place: Place) -> dict[str, Any]:
     rest = row.output - row.weights[best] @ row.values[best]
     model = place.trace.activations[f"{place.mixer.name}.heads"][0, place.head, place.row]
     return _keys(place) | {
+        "formula": ["o = Σ_s w_s v_s"],
         "terms": [[key, float(row.weights[key]), rounded(row.values[key])] for key in best],
         "rest": {"count": sum(1 for key in order if float(row.weights[key]) > 0) - len(best), "vector": rounded(rest)},
         "result": rounded(row.output),
@@ -117,25 +135,29 @@ def _out(place: Place) -> dict[str, Any]:
     weight, bias = output_matrix(attention.out, heads.numel())
     parts = torch.einsum("dhk,hk->hd", weight.unflatten(1, (attention.heads, -1)), heads)
     total, norm = parts.sum(dim=0) + bias, place.mixer.sublayer.norm_branch
-    plain = isinstance(norm, nn.Identity)
     return {
+        "formula": out_formula(attention, norm),
         "head": place.head,
         "output": rounded(heads[place.head]),
         "gated": attention.gate is not None,
         "own": rounded(parts[place.head]),
         "lengths": rounded(parts.norm(dim=1)),
         "off": sorted(trace.off.get(name, ())),
-        "bias": None if not bool(bias.any()) else rounded(bias),
         "norm": kind_of(norm),
         "result": rounded(place.mixer.added[0]),
-        "check": gap(total, place.mixer.added[0]) if plain else None,
+        "check": gap(_normed(norm, total), place.mixer.added[0]),
     }
 
 
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return the norm of a vector [d]."""
+    return normed(norm, x.float()[None, None], make_layout(1, 1, x.device))[0, 0]
+
+
 def _mix(place: Place) -> dict[str, Any]:
-    spec = place.trace.run.config.stacks[place.side].unrolled()[place.layer].mixer
-    step = place.mixer
-    return {"what": describe(spec), "read": rounded(step.read[0]), "result": rounded(step.added[0])}
+    spec, step = place.spec.mixer, place.mixer
+    formula = mix_formula(spec, place.side)
+    return {"formula": formula, "what": describe(spec), "read": rounded(step.read[0]), "result": rounded(step.added[0])}
 
 
 def _add_after(place: Place, step: Step) -> dict[str, Any]:
@@ -146,12 +168,13 @@ def _add_after(place: Place, step: Step) -> dict[str, Any]:
     added = torch.stack([one.added[0].double() for one in steps])
     total = added.sum(dim=0) + (before.double() if stream.residual else 0)
     return {
+        "formula": add_formula(place.block, step.name.split(".")[-1]),
         "before": rounded(before) if stream.residual else None,
         "added": [[one.name.split(".")[-1], rounded(one.added[0])] for one in steps],
         "total": rounded(total),
         "norm": kind_of(norm),
         "result": rounded(steps[-1].after[0]),
-        "check": gap(total, steps[-1].total[0]),
+        "check": gap(_normed(norm, total), steps[-1].after[0]),
     }
 
 
@@ -164,7 +187,7 @@ def _feedforward(place: Place) -> dict[str, Any]:
 
     layout = make_layout(1, 1, step.read.device)
     inner = step.sublayer.inner(step.read[None], Context(layout, layout, taps=Tap(record)))[0, 0]
-    spec = place.trace.run.config.stacks[place.side].unrolled()[place.layer].feedforward
+    spec = place.spec.feedforward
     found: dict[str, Any] = {"hidden": None, "router": None}
     if "hidden" in seen:
         hidden = seen["hidden"][0, 0].double()
@@ -176,12 +199,14 @@ def _feedforward(place: Place) -> dict[str, Any]:
         found["router"] = [[i, float(weights[i])] for i in weights.nonzero()[:, 0].tolist()]
     norm = step.sublayer.norm_branch
     return found | {
+        "gated": isinstance(spec.expert if isinstance(spec, Experts) else spec, Gated),
+        "formula": feedforward_formula(spec, norm),
         "what": describe(spec, "feedforward"),
         "read": rounded(step.read[0]),
         "normed": kind_of(step.sublayer.norm_in),
         "norm": kind_of(norm),
         "result": rounded(step.added[0]),
-        "check": gap(inner, step.added[0]) if isinstance(norm, nn.Identity) else None,
+        "check": gap(_normed(norm, inner), step.added[0]),
     }
 
 

@@ -5,12 +5,13 @@ from functools import cached_property
 
 import torch
 
-from anyformer.config import ConfigError, Fault, Side
+from anyformer.config import Block, ConfigError, Fault, Side
 from anyformer.explore.attention_row import AttentionRow, attention_row
 from anyformer.explore.requests import StageRequest
 from anyformer.explore.trace import Trace
 from anyformer.inspection.residual_stream import LayerStream, Step, layer_stream
 from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.block import ParallelBlock, SequentialBlock
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class Place:
     @cached_property
     def layer(self) -> int:
         return min(self.request.layer, len(stacks_of(self.trace.run.model)[self.side].runs) - 1)
+
+    @property
+    def spec(self) -> Block:
+        return self.trace.run.config.stacks[self.side].unrolled()[self.layer]
+
+    @property
+    def block(self) -> SequentialBlock | ParallelBlock:
+        stack = stacks_of(self.trace.run.model)[self.side]
+        block = stack.blocks[stack.runs[self.layer]]
+        assert isinstance(block, SequentialBlock | ParallelBlock)
+        return block
 
     @property
     def row(self) -> int:

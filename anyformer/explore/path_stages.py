@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import ConfigError, Fault
+from anyformer.config import Attention, ConfigError, Fault, Full, pattern_of
+from anyformer.explore.formulas import embed_formula, layers_formula, norm_formula, position_formula
 from anyformer.explore.head_stages import HEAD_STAGES
 from anyformer.explore.layer_stages import LAYER_STAGES
 from anyformer.explore.outputs import position
@@ -22,7 +23,8 @@ from anyformer.explore.vectors import gap, kind_of, rounded
 from anyformer.explore.views import logits_by_layer
 from anyformer.inspection.residual_stream import layer_input
 from anyformer.inspection.sublayers import stacks_of
-from anyformer.nn.inputs import TokenInput
+from anyformer.nn.inputs import AnyInput, PatchInput, TokenInput
+from anyformer.nn.norm import normed
 
 
 @torch.no_grad()
@@ -57,16 +59,28 @@ def _known(trace: Trace, place: Place, stage: str) -> bool:
 
 def _tokens(place: Place) -> dict[str, Any]:
     reading = place.trace.reading
-    return {"tokens": reading.tokens[place.side], "ids": reading.distinct_ids(place.side)[0].tolist()}
+    patches = isinstance(_module(place), PatchInput)
+    ids = reading.distinct_ids(place.side)[0].tolist()
+    return {
+        "tokens": reading.tokens[place.side],
+        "ids": ids,
+        "patches": patches,
+        "media": bool(reading.segments.get(place.side)) and not patches,
+    }
+
+
+def _module(place: Place) -> AnyInput:
+    model = place.trace.run.model
+    module = model.source if place.side == "encoder" else model.target
+    assert module is not None
+    return module
 
 
 def _embedded(place: Place) -> tuple[Tensor, Tensor]:
     """Return the vector of the token before and after positions are added to it."""
     model, side, seen = place.trace.run.model, place.side, list[Tensor]()
     inputs, layout = model.read_sides(*place.trace.reading.inputs, **place.trace.reading.options)[side]
-    module, stack = (model.source, model.encoder) if side == "encoder" else (model.target, model.decoder)
-    assert module is not None
-    assert stack is not None
+    module, stack = _module(place), stacks_of(model)[side]
 
     def embed(x: Tensor) -> Tensor:
         seen.extend((x, stack.embed(x, layout)))
@@ -79,37 +93,68 @@ def _embedded(place: Place) -> tuple[Tensor, Tensor]:
 
 
 def _embed(place: Place) -> dict[str, Any]:
-    module = place.trace.run.model.source if place.side == "encoder" else place.trace.run.model.target
+    module = _module(place)
     before, _ = _embedded(place)
     tokens = isinstance(module, TokenInput)
     extra = {"scale": module.scale, "vocab": module.vocab} if isinstance(module, TokenInput) else {}
     id = int(place.trace.reading.distinct_ids(place.side)[0, place.at])
-    return {"vector": rounded(before), "id": id if tokens and id >= 0 else None, **extra}
+    patch = _patch(place)
+    return {
+        "formula": embed_formula(module, id if tokens and id >= 0 else None, patch is not None),
+        "vector": rounded(before),
+        "id": id if tokens and id >= 0 else None,
+        "first": isinstance(module, PatchInput) and patch is None,
+        "patch": None if patch is None else rounded(patch),
+        **extra,
+    }
+
+
+def _patch(place: Place) -> Tensor | None:
+    """Return the pixels of a patch as the model reads them, if its vector is a projection of them alone."""
+    module = _module(place)
+    if not isinstance(module, PatchInput):
+        return None
+    at = place.at - (module.class_token is not None)
+    return module.cut(place.trace.reading.inputs[0])[0, at] if at >= 0 else None
 
 
 def _position(place: Place) -> dict[str, Any]:
-    model, config = place.trace.run.model, place.trace.run.config
-    module = model.source if place.side == "encoder" else model.target
+    config = place.trace.run.config
+    module = _module(place)
     before, after = _embedded(place)
     result = place.trace.activations[f"{place.side}.embed"][0, place.at].double()
     scheme = config.stacks[place.side].position
     types = module.types if isinstance(module, TokenInput) else None
     norm, typed = getattr(module, "norm", nn.Identity()), None
-    total = after
+    layout, total = place.trace.layout(place.side), after
     if types is not None:
         given = place.trace.reading.options.get("types")
         typed = types.weight[0 if given is None else int(given[0, place.at])].double()
         total = total + typed
-    plain = isinstance(norm, nn.Identity) and total.shape == result.shape
+    model_total = normed(norm, total.float()[None, None], layout)[0, 0]
+    if isinstance(module, TokenInput) and module.project is not None and not module.early:
+        model_total = module.project(model_total)
     return {
+        "formula": position_formula(module, scheme.embeds(), typed is not None),
+        "order": _order(place),
         "scheme": scheme.kind,
         "before": rounded(before),
         "added": rounded(after - before) if scheme.embeds() else None,
         "types": None if typed is None else rounded(typed),
         "norm": kind_of(norm),
         "result": rounded(result),
-        "check": gap(total, result) if plain else None,
+        "check": gap(model_total, result),
     }
+
+
+def _order(place: Place) -> str:
+    """Return what shows the order of tokens without added positions: nothing ("set"), the mask, or parts ("mixer")."""
+    stack = place.trace.run.config.stacks[place.side]
+    mixers = [block.mixer for block in stack.unrolled()]
+    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.position is None]
+    if len(attentions) < len(mixers) or stack.pooling is not None:
+        return "mixer"
+    return "set" if all(isinstance(pattern_of(one, place.side), Full) for one in attentions) else "mask"
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
@@ -119,19 +164,19 @@ def _layers(place: Place) -> dict[str, Any]:
     """Return the length of the stream after each layer, of what the sublayers added, and the prediction there."""
     trace, side, seen = place.trace, place.side, place.trace.activations
     stack, rows = stacks_of(trace.run.model)[side], list[dict[str, Any]]()
-    for i, run in enumerate(stack.runs):
+    for i in range(len(stack.runs)):
         at = place.at // (stack.pooling.factor ** stack.levels[i] if stack.pooling else 1)
         parts = [name for name in ("mixer", "cross", "feedforward") if f"{side}.{i}.{name}.out" in seen]
         added = {name: float(seen[f"{side}.{i}.{name}.out"][0, at].double().norm()) for name in parts}
         rows.append({"layer": i, "length": float(seen[f"{side}.{i}.out"][0, at].double().norm()), "added": added})
-        rows[-1]["shared"] = stack.runs.index(run) != i
     first, tops = float(seen[f"{side}.embed"][0, place.at].double().norm()), None
     if side == last_side(trace.run) and trace.predicts_tokens and stack.pooling is None:
         best = logits_by_layer(trace, place.at).double().softmax(dim=-1).max(dim=-1)
         tops = [
             [trace.run.tokenizer.token(i), p] for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-    return {"rows": rows, "first": first, "tops": tops}
+    shared = len(stack.blocks) < len(stack.runs)
+    return {"formula": layers_formula(stack), "shared": shared, "rows": rows, "first": first, "tops": tops}
 
 
 def _final(place: Place) -> dict[str, Any]:
@@ -139,6 +184,7 @@ def _final(place: Place) -> dict[str, Any]:
     stack = stacks_of(trace.run.model)[side]
     x = layer_input(trace.run.model, side, trace.activations, len(stack.runs), trace.layout(side))[0, place.at].double()
     return {
+        "formula": norm_formula(stack.final_norm),
         "norm": kind_of(stack.final_norm),
         "before": rounded(x),
         "mean": float(x.mean()),

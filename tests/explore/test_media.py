@@ -28,7 +28,10 @@ from anyformer.config import (
     io,
 )
 from anyformer.explore.open_runs import Workspace, open_runs
+from anyformer.explore.path_place import Place
+from anyformer.explore.requests import StageRequest, TextRequest
 from anyformer.explore.show import show
+from anyformer.explore.trace import last_side
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     AdamW,
@@ -48,6 +51,8 @@ from anyformer.run import Run, load, write_folder, write_model
 from anyformer.run_inspection import attention_maps, read
 from anyformer.tasks.build import build_task
 from tests.explore import made
+from tests.explore.formula_symbols import recompute
+from tests.explore.test_path import every_stage
 
 MEDIA = Media(
     image=ImageSegment(image_height=12, image_width=16, patch=4, channels=3),
@@ -127,6 +132,12 @@ def test_every_view_answers(workspace: Workspace, run: str) -> None:
         workspace.answer("model", {**body, "kind": kind})
         workspace.answer("matrix", {**body, "kind": kind, "layer": 0, "head": 1})
         workspace.answer("neuron", {**body, "kind": kind, "layer": 0, "head": 1, "query": 0, "key": 0})
+    for stage, layer in every_stage(workspace.answer("path", body)):
+        where = {**body, "stage": stage, "layer": layer, "at": -1, "key": 1}
+        kind, shown = stage.partition(".")[0], workspace.answer("stage", where)
+        kind = last_side(workspace.runs[run].run) if kind == "head" else kind
+        place = Place(workspace.trace(TextRequest(**body)), kind, shown["position"] or 0, StageRequest(**where))
+        recompute(place, stage, shown)
     if about["tokens"]:
         assert workspace.answer("next", body)["lens"]
     workspace.answer("block", body)
@@ -251,6 +262,14 @@ def test_a_model_of_patches_reads_a_picture(home: Path) -> None:
     where = {**body, "kind": "encoder", "layer": 0}
     assert opened.answer("matrix", {**where, "head": 0})["shape"] == [13, 13]
     assert opened.answer("heads", where)["rows"] == ["<class>", *IMAGE]
+    trace = opened.trace(TextRequest(**body))
+    for at in (0, 7):  # the class token, and a patch
+        for stage, layer in every_stage(opened.answer("path", body)):
+            request = {**body, "stage": stage, "layer": layer, "at": at}
+            shown, side = opened.answer("stage", request), stage.partition(".")[0].replace("head", "encoder")
+            recompute(Place(trace, side, at, StageRequest(**request)), stage, shown)
+            assert (shown.get("patch") is not None) == (stage == "encoder.embed" and at == 7)
+    assert opened.answer("stage", {**body, "stage": "encoder.tokens"})["patches"]
     for view in ("model", "block"):
         opened.answer(view, {**body, "kind": "encoder"} if view == "model" else body)
     for text in ("../x.png", f"<image:{home.parent}/b.npz#images/0>", "a cat"):

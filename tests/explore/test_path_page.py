@@ -87,7 +87,9 @@ def test_numbers_on_the_page_are_the_models(page: Opener, server: Server, run: s
     kind = "encoder" if run == "classify" else "decoder"
     one = page(run=run, stage=f"{kind}.softmax", layer="1", head="1", text="the quick fox")
     request = body(run, text="the quick fox", stage=f"{kind}.softmax", layer=1, head=1)
-    weights = server.workspace.answer("stage", request)["weights"]
+    answer = server.workspace.answer("stage", request)
+    assert one.text(".formula") == re.sub(r"[_{}]", "", "\n".join(answer["formula"]))
+    weights = answer["weights"]
     cells = [shown_numbers(text)[0] for text in one.texts(".rows tbody tr td:nth-last-child(2)")]
     assert cells == pytest.approx(weights, abs=5e-4)
     assert sum(cells) == pytest.approx(1, abs=5e-3)

@@ -105,9 +105,10 @@ async function showPath(subject, reading) {
   const found = await ask(...stageRequest(subject, outline, stage));
   const view = { subject, reading, outline, chapters, all, stage, found };
   const parts = await (FOLLOW_STEPS[stage] ?? STEPS[splitStep(stage)[1]])(view);
-  const fresh = drawnStep !== stage;
+  const shownFormula = found.formula?.join("\n") ?? parts.formula,
+    fresh = drawnStep !== stage;
   drawnStep = stage;
-  const title = `${all.indexOf(stage) + 1}. ${stepName(stage)}`;
+  const title = `${all.indexOf(stage) + 1}. ${stepName(stage, outline.says)}`;
   if (fresh && !subject.pane) announce(`${title}. ${parts.sentence}`);
   if (playing && !subject.pane) schedule(subject);
   return make(
@@ -129,7 +130,7 @@ async function showPath(subject, reading) {
         player(view),
       ),
       make("p", { class: "sentence" }, parts.sentence),
-      parts.formula ? formula(parts.formula) : null,
+      shownFormula ? formula(shownFormula) : null,
       stagePickers(view),
       make("div", { class: "stage-numbers" }, parts.numbers),
       checked(found),
@@ -151,8 +152,12 @@ function announce(text) {
   byId("announce").textContent = text;
 }
 
-const stepName = (stage) =>
-  word(splitStep(stage)[0] === "follow" ? `step.${stage}` : `step.${splitStep(stage)[1]}`);
+/** The name of a step; the last ones have names of their own where the run returns a number or a vector. */
+function stepName(stage, says) {
+  const [kind, name] = splitStep(stage),
+    own = `step.${name}.${says}`;
+  return word(kind === "follow" ? `step.${stage}` : own in ENGLISH ? own : `step.${name}`);
+}
 
 /** The name of a chapter; with two stacks, after that of its stack. */
 function chapterName(view, { kind, name, stages }) {
@@ -198,7 +203,7 @@ function rail(view, current) {
         make(
           "li",
           {},
-          link(one, [make("span", { class: "count" }, String(all.indexOf(one) + 1)), stepName(one)], {
+          link(one, [make("span", { class: "count" }, String(all.indexOf(one) + 1)), stepName(one, view.outline.says)], {
             "aria-current": one === stage ? "step" : null,
           }),
         ),

@@ -4,10 +4,14 @@
 const sentences = (...parts) => parts.filter(Boolean).join(" ");
 
 const STEPS = {
-  tokens: ({ subject, found, stage }) => ({
-    sentence: word(found.position === null ? "say.tokens.attended" : "say.tokens"),
-    formula: word("formula.tokens"),
-    numbers: make(
+  tokens: ({ subject, reading, found, stage }) => ({
+    sentence: sentences(
+      word(found.patches ? "say.tokens.patches" : "say.tokens", String(found.ids.filter((id) => id < 0).length)),
+      found.media ? word("say.tokens.media") : "",
+      word(found.position === null ? "say.tokens.attended" : "say.tokens.followed"),
+    ),
+    formula: word(found.patches ? "formula.patches" : "formula.tokens"),
+    numbers: [...shots(subject, reading, splitStep(stage)[0]), make(
       "div",
       { class: "ids" },
       found.tokens.map((token, i) =>
@@ -22,19 +26,22 @@ const STEPS = {
             ...toward(followToken(subject, splitStep(stage)[0], i)),
           },
           tokenSpan(token),
-          make("b", { class: "number" }, found.ids[i] >= 0 ? String(found.ids[i]) : "–"),
+          make("b", { class: "number" }, found.ids[i] >= 0 && !found.patches ? String(found.ids[i]) : "–"),
         ),
       ),
-    ),
+    )],
   }),
 
   embed: ({ found }) => ({
     sentence: sentences(
-      found.id === null ? word("say.embed.other") : word("say.embed", found.vector.length),
+      found.id !== null
+        ? word("say.embed", found.vector.length)
+        : found.patch
+          ? word("say.embed.patch", found.patch.length)
+          : word(found.first ? "say.embed.class" : "say.embed.other"),
       found.scale && found.scale !== 1 ? word("say.embed.scale", plainNumber(found.scale)) : "",
     ),
-    formula: found.id === null ? "" : found.scale !== 1 ? `e = E[${found.id}] · ${plainNumber(found.scale)}` : `e = E[${found.id}]`,
-    numbers: strips([["", "e", found.vector]]),
+    numbers: strips([...(found.patch ? [["", "p", found.patch, word("pixels")]] : []), ["", "e", found.vector]]),
   }),
 
   position: ({ found }) => {
@@ -45,10 +52,10 @@ const STEPS = {
     return {
       sentence: sentences(
         word(`say.position.${found.added || found.scheme === "none" ? found.scheme : schemeWord(found.scheme)}`),
+        found.added || found.scheme === "none" ? word(`say.order.${found.order}`) : "",
         found.types ? word("say.position.types") : "",
         found.norm ? word("say.position.norm") : "",
       ),
-      formula: `x = ${found.norm ? "N(" : ""}e${found.added ? " + p" : ""}${found.types ? " + t" : ""}${found.norm ? ")" : ""}`,
       numbers: strips(rows),
     };
   },
@@ -70,7 +77,6 @@ const STEPS = {
       found.normed ? word("say.qkv.norm") : "",
       found.groups < found.heads ? word("say.qkv.groups", `${found.groups} : ${found.heads}`) : "",
     ),
-    formula: found.key ? "q = x W_q    k = m W_k    v = m W_v" : "q = x W_q    k = x W_k    v = x W_v",
     numbers: [
       strips([["", "x", found.read]]),
       strips([
@@ -91,7 +97,6 @@ const STEPS = {
         biased ? word(`say.scores.bias`) : "",
         found.cap !== null ? word("say.scores.cap", plainNumber(found.cap)) : "",
       ),
-      formula: `score_s = ${found.cap === null ? "" : "cap("}q · k_s × ${plainNumber(found.scale)}${found.cap === null ? "" : ")"}${biased ? " + bias_s" : ""}`,
       numbers: table(
         `scores-${subject.pane}`,
         heads,
@@ -175,7 +180,6 @@ const STEPS = {
         word(relu ? "say.relu" : "say.softmax"),
         found.sink === null ? "" : word("say.sink", amount(found.sink)),
       ),
-      formula: relu ? "w_s = max(score_s, 0) / n" : "w_s = exp(score_s) / Σ exp(score)",
       numbers: [
         table(
           `softmax-${subject.pane}`,
@@ -195,7 +199,7 @@ const STEPS = {
     ]);
     if (found.rest.count > 0) rows.push(["+", word("othersShort", String(found.rest.count)), found.rest.vector]);
     rows.push(["=", "o", found.result, found.off ? word("headOff") : ""]);
-    return { sentence: word("say.values"), formula: "o = Σ_s w_s v_s", numbers: strips(rows.map(stripRow)) };
+    return { sentence: word("say.values"), numbers: strips(rows.map(stripRow)) };
   },
 
   out: ({ subject, found }) => {
@@ -206,7 +210,6 @@ const STEPS = {
         found.gated ? word("say.out.gated") : "",
         found.norm ? word("say.out.norm") : "",
       ),
-      formula: `y = Σ_h o_h W_{o,h}${found.bias ? " + b" : ""}`,
       numbers: [
         make("h3", {}, word("eachHead")),
         make(
@@ -234,7 +237,6 @@ const STEPS = {
 
   mix: ({ found }) => ({
     sentence: word("say.mix", found.what),
-    formula: "y_t = mix(x_1, …, x_t)",
     numbers: strips([
       ["", "x", found.read],
       ["→", "y", found.result],
@@ -248,8 +250,10 @@ const STEPS = {
     rows.push(["=", "x", found.total]);
     if (found.norm) rows.push([`→ ${word("norm")}`, "x", found.result]);
     return {
-      sentence: sentences(word(found.before ? "say.add" : "say.add.alone"), found.norm ? word("say.add.norm") : ""),
-      formula: found.norm ? "x ← N(x + y)" : "x ← x + y",
+      sentence: sentences(
+        word(found.before ? "say.add" : "say.add.alone"),
+        found.norm ? word("say.add.norm") : found.before ? word("say.add.kept") : "",
+      ),
       numbers: strips(rows),
     };
   },
@@ -283,8 +287,10 @@ const STEPS = {
     }
     numbers.push(strips([[found.norm ? `→ ${word("norm")}` : "=", "y", found.result]]));
     return {
-      sentence: sentences(word("say.ff"), found.router ? word("say.ff.experts", found.what) : ""),
-      formula: found.router ? "y = Σ_e r_e f_e(x)" : "y = W_down act(W_up x)",
+      sentence: sentences(
+        word(found.gated ? "say.ff.gated" : "say.ff"),
+        found.router ? word("say.ff.experts", found.what) : "",
+      ),
       numbers,
     };
   },
@@ -312,8 +318,10 @@ const STEPS = {
       cells: [...parts.map(() => ""), amount(found.first), plainBar(found.first, most), ...top(0)],
     });
     return {
-      sentence: sentences(word("say.layers"), found.tops ? word("say.layers.lens") : ""),
-      formula: "x ← x + y_0 + y_1 + …",
+      sentence: sentences(
+        word(found.shared ? "say.layers.shared" : "say.layers"),
+        found.tops ? word("say.layers.lens") : "",
+      ),
       numbers: table(
         `layers-${subject.pane}`,
         [
@@ -330,7 +338,6 @@ const STEPS = {
 
   pool: ({ found }) => ({
     sentence: word(`say.pool.${found.how}`, String(found.count)),
-    formula: { mean: "h = Σ_t x_t / n", max: "h_i = max_t x_{t,i}", first: "h = x_0", last: "h = x_n" }[found.how],
     numbers: strips([
       ["", "x", found.own, `${word("position")} ${found.position}`],
       ["→", "h", found.result, word("wholeText")],
@@ -352,25 +359,26 @@ const STEPS = {
           ),
         ),
       );
-    const rows = [["", "h", found.read, found.transform ? word("transformed") : ""]];
+    const rows = [["", "h", found.hidden]];
+    if (found.transform) rows.push(["→", "z", found.read, word("transformed")]);
     if (found.row) {
       rows.push(["·", [`W `, tokenSpan(found.tops[0][1])], found.row]);
-      rows.push(["Σ", "h · W", found.row.map((value, i) => value * found.read[i])]);
+      rows.push(["Σ", `${found.transform ? "z" : "h"} · W`, found.row.map((value, i) => value * found.read[i])]);
     }
+    if (found.result) rows.push(["→", "y", found.result]);
     const plain = !found.bias && found.cap === null,
       sum = found.row
       ? make(
           "div",
           { class: "sum" },
-          term("h · W", found.dot),
+          term(`${found.transform ? "z" : "h"} · W`, found.dot),
           found.bias ? [make("span", { class: "sign" }, "+"), term(word("biasShort"), found.bias)] : null,
           found.cap === null ? null : [make("span", { class: "sign" }, "→"), term(word("cap"), found.cap)],
           plain ? null : [make("span", { class: "sign" }, "="), term(word(`outputOf.${subject.run.says}`), found.logit)],
         )
       : null;
     return {
-      sentence: word(found.row ? "say.logits" : "say.logits.vector"),
-      formula: found.row ? `logit_i = h · W_i${found.bias ? " + b_i" : ""}` : "",
+      sentence: word(found.row ? "say.logits" : found.scaled ? "say.logits.unit" : "say.logits.vector"),
       numbers: [strips(rows.map(stripRow)), sum, make("h3", {}, word(`largest.${subject.run.says}`)), list],
     };
   },
@@ -380,15 +388,16 @@ const STEPS = {
     if (!subject.run.tokens) {
       const shares = found.outputs.some(([, , , p]) => p !== null);
       return {
-        sentence: sentences(word(shares ? "say.sample.labels" : "say.sample.values"), word("say.sample.follow")),
-        formula: shares ? "p_i = exp(logit_i) / Σ exp(logit)" : "",
+        sentence: sentences(
+          word(!shares ? "say.sample.values" : found.separate ? "say.sample.separate" : "say.sample.labels"),
+          word("say.sample.follow"),
+        ),
         numbers: outputBars(view),
       };
     }
     const next = await ask("next", nextBody(subject, reading));
     return {
       sentence: sentences(word(subject.run.says === "masked" ? "say.sample.masked" : "say.sample"), word("say.sample.follow")),
-      formula: "p_i = exp(logit_i / T) / Σ exp(logit / T)",
       numbers: distribution(next, (i) => followed(view.outline, next.ids[i])),
     };
   },
@@ -433,12 +442,6 @@ function normed(found, sentence) {
         : "";
   return {
     sentence,
-    formula: {
-      layer: "N(x) = (x − mean) / deviation · γ + β",
-      rms: "N(x) = x / rms · γ",
-      batch: "N(x) = (x − μ) / σ · γ + β",
-      tanh: "N(x) = tanh(α x) · γ + β",
-    }[found.norm],
     numbers: strips([
       ["", "x", found.before, facts],
       ["→", "N(x)", found.result],

@@ -85,3 +85,12 @@ function framed(subject, tokens, side, one, heated) {
   const element = make("figure", { class: `picture ${kind}` }, make("div", { class: "shots" }, scroll, plain), caption);
   return { element, places, start, heated, paint };
 }
+
+/** The pictures of a stack without weights. */
+function shots(subject, reading, side) {
+  return (reading.pictures?.[side] ?? []).map((one) => {
+    const { element, paint } = framed(subject, reading.tokens[side], side, one, false);
+    paint(state.at, null, 1);
+    return element;
+  });
+}
