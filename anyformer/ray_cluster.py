@@ -52,8 +52,11 @@ def ray_cluster(address: str | None, cpus: int = 0) -> Iterator[Any]:
         stack.callback(ray.shutdown)
         try:
             ray.init(**given, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ImportError) as error:
-            raise ConfigError([Fault("--address", f"= '{given['address']}': {_first_line(error)}")]) from None
+        except Exception as error:  # Ray raises plain ones, too, such as where a machine under load is too slow
+            place, what = "--address", f"= '{address}'"
+            if address is None:
+                place, what = "--engine", "= ray: no cluster started on this machine"
+            raise ConfigError([Fault(place, f"{what}: {_first_line(error)}")]) from None
         yield ray
 
 

@@ -1,5 +1,6 @@
 """Shards on the workers of a Ray cluster (extra `ray`). Workers read the run's folder; texts are sent by Ray."""
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ class RayWorkers:
     gpus: float = 0.0  # GPUs of each worker: a fraction lets several share one
 
     def predict(self, shards: Iterable[ShardText]) -> Iterator[tuple[int, Predicted]]:
+        waiting: Iterator[tuple[int, ShardText]] = enumerate(shards)
+        if (first := next(waiting, None)) is None:
+            return
+        waiting = itertools.chain([first], waiting)
         with ray_cluster(self.address, self.jobs or 1) as ray:
             options = {"num_cpus": 1, "num_gpus": self.gpus, "max_restarts": RETRIES, "max_task_retries": RETRIES}
             make = ray.remote(**options)(_Worker)
             actors = [make.remote(self.predictor, os.getcwd(), __version__) for _ in range(self._count(ray))]
             running: dict[Any, tuple[int, Any]] = {}
-            waiting = enumerate(shards)
             free = actors * SHARDS_PER_WORKER
             while True:
                 while free and (following := next(waiting, None)) is not None:

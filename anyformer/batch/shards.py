@@ -7,6 +7,7 @@ all shards of a file are there, they are joined to FOLDER/NAME. A hidden record 
 
 import hashlib
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,10 +36,11 @@ class Shard(NamedTuple):
 
 
 class ShardText(NamedTuple):
-    """The lines of a shard, with the number of lines before them."""
+    """The lines of a shard, with the number of lines before them, and the file that they are from."""
 
     lines: list[str]
     first: int
+    file: Path
 
 
 class Workers(Protocol):
@@ -63,9 +65,17 @@ def predict_shard(predictor: Predictor, shard: ShardText) -> Predicted:
     """Return the predictions of a shard, window by window."""
     size = predictor.window
     starts = range(0, len(shard.lines), size)
-    found = [predictor.predict_window(shard.lines[at : at + size], shard.first + at) for at in starts]
+    try:
+        found = [predictor.predict_window(shard.lines[at : at + size], shard.first + at) for at in starts]
+    except ConfigError as error:
+        raise ConfigError(_in_file(fault, shard.file) for fault in error.faults) from None
     answers, failed, unknown = ([item for one in part for item in one] for part in zip(*found, strict=True))
     return Predicted(answers, failed, unknown)
+
+
+def _in_file(fault: Fault, file: Path) -> Fault:
+    name, _, number = fault.path.partition(" ")
+    return Fault(f"{visible(str(file))}: line {number}", fault.message) if name == "text" else fault
 
 
 def predict_files(
@@ -85,32 +95,49 @@ def predict_files(
         raise ConfigError([Fault("FILES", f"two of them are called {visible(min(twice))}: their outputs would be one")])
     if same := next((file for file in files if (folder / file.name).resolve() == file.resolve()), None):
         raise ConfigError([Fault("--out", f"= '{folder}': {visible(str(same))} would be overwritten")])
-    with locked(folder):
-        known = json.loads(json.dumps(identity))
-        return {
-            file: _predict_file(predictor, file, _Output(folder / file.name, known), workers, advance) for file in files
-        }
-
-
-def _predict_file(predictor: Predictor, file: Path, output: "_Output", workers: Workers, advance: Advance) -> Notes:
-    shards, sha256 = plan(file)
-    if (known := output.finished(sha256)) is not None:
-        advance.skip(sum(shard.size for shard in shards))
-        return known
-    missing = [shard for shard in shards if not output.part(shard).exists()]
-    advance.skip(sum(shard.size for shard in shards) - sum(shard.size for shard in missing))
-    taken: list[list[str]] = []  # lines of the shards that workers have, by index
+    known = json.loads(json.dumps(identity))
+    notes: dict[Path, Notes] = {}
+    taken: dict[int, tuple[_Job, Shard, list[str]]] = {}  # what workers have, by the number of the shard
 
     def read() -> Iterator[ShardText]:
-        for shard in missing:
-            taken.append(_read(file, shard))
-            yield ShardText(taken[-1], shard.first)
+        number = itertools.count()
+        for file in files:
+            job = _Job.of(file, _Output(folder / file.name, known))
+            advance.skip(sum(shard.size for shard in job.shards) - sum(shard.size for shard in job.missing))
+            if not job.missing:
+                notes[file] = job.finished or job.output.join(job.shards, job.sha256)
+            for shard in list(job.missing):
+                lines = _read(file, shard)
+                taken[next(number)] = job, shard, lines
+                yield ShardText(lines, shard.first, file)
 
-    for i, found in workers.predict(read()):
-        output.write_part(missing[i], as_text(predictor, taken[i], found.answers), found)
-        taken[i] = []
-        advance(missing[i].lines, missing[i].size)
-    return output.join(shards, sha256)
+    with locked(folder):
+        for i, found in workers.predict(read()):
+            job, shard, lines = taken.pop(i)
+            job.output.write_part(shard, as_text(predictor, lines, found.answers), found)
+            advance(shard.lines, shard.size)
+            job.missing.remove(shard)
+            if not job.missing:
+                notes[job.file] = job.output.join(job.shards, job.sha256)
+    return {file: notes[file] for file in files}
+
+
+class _Job(NamedTuple):
+    """A file, its shards and those that have no output yet."""
+
+    file: Path
+    output: "_Output"
+    shards: list[Shard]
+    sha256: str
+    finished: Notes | None  # of an output that is complete
+    missing: list[Shard]
+
+    @classmethod
+    def of(cls, file: Path, output: "_Output") -> "_Job":
+        shards, sha256 = plan(file)
+        finished = output.finished(sha256)
+        missing = [shard for shard in shards if finished is None and not output.part(shard).exists()]
+        return cls(file, output, shards, sha256, finished, missing)
 
 
 def plan(file: Path, lines: int | None = None) -> tuple[list[Shard], str]:

@@ -3,13 +3,20 @@
 import io
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from anyformer.batch import predictor as predictor_module, shards
 from anyformer.batch.input_lines import LineReader
 from anyformer.batch.predictor import Predicted, Predictor
+from anyformer.cli.progress import counting_lines
+from anyformer.config import ConfigError, Fault
 from tests.explore import made
 from tests.test_cli import done, refused, run as invoke
 
@@ -156,3 +163,117 @@ def test_bytes_that_are_no_text(folder: Path, lines: Path) -> None:
     lines.write_bytes(b"the\n" * 6 + b"a \xff\n")
     (line,) = refused("predict", folder, lines, "--out", lines.with_name("out"))
     assert line == f"{lines}: is not UTF-8 at byte 26: convert it to UTF-8"
+
+
+class Shuffled:
+    """Workers that take three shards at once and finish the last one first."""
+
+    def __init__(self, predictor: Predictor):
+        self.predictor, self.calls = predictor, 0
+
+    def predict(self, texts: Iterable[shards.ShardText]) -> Iterator[tuple[int, Predicted]]:
+        self.calls, waiting = self.calls + 1, enumerate(texts)
+        while some := list(islice(waiting, 3)):
+            yield from ((i, shards.predict_shard(self.predictor, shard)) for i, shard in reversed(some))
+
+
+def write_files(lines: Path) -> list[Path]:
+    """Write files of several shards, of one and of none."""
+    files = [lines, *(lines.with_name(f"{name}.txt") for name in ("short", "empty", "다른", "last"))]
+    for path, count in zip(files[1:], (3, 0, 20, 9), strict=True):
+        path.write_text("".join(f"the quick fox {i % 10}\n" for i in range(count)))
+    return files
+
+
+def test_workers_get_the_shards_of_all_files_at_once(folder: Path, lines: Path) -> None:
+    files, predictor = write_files(lines), Predictor(folder)
+    workers, out = Shuffled(predictor), lines.with_name("out")
+    with counting_lines(None) as advance:
+        found = shards.predict_files(predictor, {}, files, out, workers, advance)
+    assert workers.calls == 1
+    assert list(found) == files
+    assert [notes.lines for notes in found.values()] == [42, 3, 0, 20, 9]
+    for path in files:
+        done("predict", folder, path, "--out", path.with_suffix(".expected"))
+        assert (out / path.name).read_bytes() == path.with_suffix(".expected").read_bytes()
+    assert sorted(os.listdir(out)) == sorted(name for path in files for name in (path.name, f".{path.name}.json"))
+
+
+class Ray:
+    """A cluster in this process, which counts what it starts."""
+
+    def __init__(self) -> None:
+        self.clusters, self.workers = 0, list[Any]()
+
+    @contextmanager
+    def open(self, address: str | None, cpus: int) -> Iterator["Ray"]:
+        self.clusters += 1
+        yield self
+
+    def remote(self, **options: Any) -> Callable[[type], Any]:
+        return lambda kind: SimpleNamespace(remote=lambda *arguments: self._start(kind, arguments))
+
+    def _start(self, kind: type, arguments: tuple[Any, ...]) -> Any:
+        self.workers.append(SimpleNamespace(texts=0))
+        worker, inner = self.workers[-1], kind(*arguments)
+
+        def predict(shard: shards.ShardText) -> Any:
+            worker.texts += len(shard.lines)
+            return lambda: inner.predict(shard)
+
+        worker.predict = SimpleNamespace(remote=predict)
+        return worker
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {}
+
+    def wait(self, running: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return running[:num_returns], running[num_returns:]
+
+    def get(self, ready: Any) -> Any:
+        return ready()
+
+
+def test_one_cluster_for_all_files(folder: Path, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, cluster, out = write_files(lines), Ray(), lines.with_name("out")
+    monkeypatch.setattr("anyformer.batch.ray_workers.ray_cluster", cluster.open)
+    monkeypatch.setattr("anyformer.batch.ray_workers.prepare_worker", lambda *_: None)
+    command = ("predict", folder, *files, "--out", out, "--engine", "ray", "--jobs", "2")
+    done(*command)
+    assert cluster.clusters == 1
+    assert len(cluster.workers) == 2
+    assert all(worker.texts > 0 for worker in cluster.workers)
+    assert [len((out / path.name).read_text().splitlines()) for path in files] == [42, 3, 0, 20, 9]
+    done(*command)  # nothing is left
+    assert cluster.clusters == 1
+    (out / files[-1].name).unlink()
+    done(*command)
+    assert cluster.clusters == 2
+
+
+@pytest.mark.parametrize("error", [Exception("node timed out\nmore"), RuntimeError("no"), OSError()])
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_cluster_that_does_not_start_is_one_line(
+    folder: Path, lines: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, address: str | None
+) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    given = ("--address", address) if address else ()
+    (line,) = refused("predict", folder, lines, "--out", lines.with_name("out"), "--engine", "ray", *given)
+    first = str(error).partition("\n")[0] or type(error).__name__
+    start = "--address = 'auto': " if address else "--engine = ray: no cluster started on this machine: "
+    assert line == f"{start}{first}"
+
+
+def test_a_fault_of_a_line_names_its_file(folder: Path, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Predictor, texts: list[str], first: int) -> Predicted:
+        raise ConfigError([Fault(f"text {first + 2}", "is too long")])
+
+    monkeypatch.setattr(Predictor, "predict_window", refuse)
+    files = write_files(lines)[1:]
+    (line,) = refused("predict", folder, *files, "--out", lines.with_name("out"))
+    assert line == f"{files[0]}: line 2: is too long"
