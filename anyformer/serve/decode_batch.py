@@ -130,8 +130,7 @@ class DecodeBatch:
                 if sequence.tables:  # otherwise it has ended
                     sequence.answer += ids
                     sequence.read = sequence.length - 1
-                    if sequence.job.streams:
-                        out.tokens(sequence.job, ids)
+                    out.tokens(sequence.job, ids)
 
 
 def _row(sequence: Sequence, newest: int | None) -> Row:

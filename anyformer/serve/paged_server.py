@@ -15,7 +15,7 @@ from torch import Tensor
 from anyformer.decoding.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.serve.beams import Beams
-from anyformer.serve.decode_batch import DecodeBatch
+from anyformer.serve.decode_batch import DecodeBatch, Step
 from anyformer.serve.job import Job, Outbox
 from anyformer.serve.pages import count_pages_for
 from anyformer.serve.readback import Readback
@@ -147,7 +147,7 @@ class PagedServer:
         self._joining += ready
         if self.overlaps and all(sequence.can_wait for sequence in ready):
             both = torch.stack(choose(ready, found))
-            begin = self._unread
+            begin = self.runner.first + sum(len(sequences) for sequences, _ in self._first)
             self.runner.newest[begin : begin + len(ready)] = both[0]
             self._first.append((ready, Readback(both)))
         else:
@@ -193,25 +193,18 @@ class PagedServer:
         if not self._joining:  # no request has been added to the batch
             return bool(self._batch or self._first)
         adapter = self._joining[0].generation.adapter
-        return self.overlaps and all(s.can_wait and s.generation.adapter == adapter for s in self.running)
-
-    @property
-    def _unread(self) -> int:
-        """How many tokens are known to the device only, those of the last decode step first."""
-        step = self._batch.unread
-        return (0 if step is None else len(step.sequences)) + sum(len(sequences) for sequences, _ in self._first)
+        return all(s.can_wait and s.generation.adapter == adapter for s in self.running)
 
     def _decode_ahead(self, out: Outbox) -> bool:
-        """Run a step on tokens that may be known to the device only; then read those of the step before.
+        """Run a step on tokens that may be known to the device only; then read its tokens, or those of the step before.
 
         Return False if a row has no page for its token.
         """
         batch = self._batch
-        begin = 0 if batch.unread is None else len(batch.unread.sequences)
         batch.drop_ended()
         if self._joining:
-            first = [sequence for sequences, _ in self._first for sequence in sequences]
-            batch.join(self._joining, {sequence: begin + i for i, sequence in enumerate(first)})
+            first = chain.from_iterable(sequences for sequences, _ in self._first)
+            batch.join(self._joining, {sequence: i for i, sequence in enumerate(first, self.runner.first)})
             self._joining = []
         if not batch.extend(self.pages):
             return False
@@ -223,14 +216,14 @@ class PagedServer:
                 found = torch.stack(choose(batch.sequences, found[: len(batch)], batch.chosen))
                 self.runner.newest[: len(batch)] = found[0]
             step = batch.advance(found)
-        self._read_tokens(out)
-        batch.unread = step
+        if self.overlaps:  # the tokens of this step are read while the next one runs
+            step, batch.unread = batch.unread, step
+        self._read_tokens(step, out)
         return True
 
-    def _read_tokens(self, out: Outbox) -> None:
-        """Read the tokens that are known to the device only."""
-        batch, first = self._batch, self._first
-        step, batch.unread, self._first = batch.unread, None, []
+    def _read_tokens(self, step: Step | None, out: Outbox) -> None:
+        """Read the tokens of a step, and the first tokens that are known to the device only."""
+        batch, first, self._first = self._batch, self._first, []
         if step is not None:
             ids, ok, ends = step.read()
             if not ok.all():
@@ -250,7 +243,7 @@ class PagedServer:
     def _fall_back(self, out: Outbox) -> None:
         """Read all tokens, and let the host decode row by row until requests can run ahead again."""
         if self._batch or self._first or self._batch.unread is not None:
-            self._read_tokens(out)
+            self._read_tokens(self._batch.unread, out)
             self._batch.store(out)
             self._batch.clear()
         self._joining = list(self.running)
@@ -339,8 +332,6 @@ class PagedServer:
         if reason in ("stop", "length") and sequence.beams is None:
             self.pages.remember(sequence)
         self.pages.release(sequence, clean=reason in ("stop", "length"))
-        if not sequence.job.streams:
-            out.tokens(sequence.job, sequence.answer[len(sequence.job.events) :])
         out.finish(sequence.job, sequence.end(reason, message), found)
 
     def _remove(self, sequence: Sequence) -> None:

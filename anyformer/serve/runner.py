@@ -35,8 +35,9 @@ class Runner:
 
     def __init__(self, pool: Pool, limits: Limits, device: torch.device, max_pages: tuple[int, int]):
         self.pool, self.limits, self.device, self.max_pages = pool, limits, device, max_pages
-        # tokens that steps have chosen, for the next step: those of a decode step first, then those of prompts
-        self.newest = torch.zeros(next_power_of_two(limits.max_rows), dtype=torch.long, device=device)
+        # tokens that steps have chosen, for the next step: those of a decode step, and from `first` on those of prompts
+        self.first = next_power_of_two(limits.max_rows)
+        self.newest = torch.zeros(2 * self.first, dtype=torch.long, device=device)
         self._prepacked = PrepackedWeights()
         self._graphs: dict[Hashable, _Replay] = {}
         self._parameters: dict[int, int] = {}  # of each model

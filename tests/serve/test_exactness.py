@@ -24,9 +24,9 @@ def alone(model: af.Transformer, generation: Generation):
     return answer[: ends[0] + 1] if ends else answer
 
 
-def check(name: str, count: int, limits: Limits, late: bool = False) -> Stats:
-    model, requests = build(name), draw_all(name, count, late)
-    answers, stats = loop.run(answer_all(model, requests, limits, late))
+def check(name: str, count: int, limits: Limits) -> Stats:
+    model, requests = build(name), draw_all(name, count)
+    answers, stats = loop.run(answer_all(model, requests, limits))
     for request, answer in zip(requests, answers, strict=True):
         expected = alone(model, request)
         if isinstance(request.strategy, Beam):
@@ -42,16 +42,12 @@ def test_answers_do_not_depend_on_other_requests(name: str):
     check(name, 16, PAIR if build(name).encoder else BUSY)
 
 
-@pytest.mark.parametrize("name", ["llama", "marian"])
-def test_tokens_that_are_read_one_step_late(name: str):
-    check(name, 30, PAIR if build(name).encoder else BUSY.model_copy(update={"pages": 24}), late=True)
-
-
-def test_requests_that_run_out_of_pages():
+@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
+def test_requests_that_run_out_of_pages(late: bool):
     """Six answers of 11 pages in a cache of 23: some give their pages back, and are read again."""
     model = build("llama")
     requests = [Generation((2 + i, 3, 4 + i), 40) for i in range(6)]
-    answers, stats = loop.run(answer_all(model, requests, BUSY.model_copy(update={"pages": 24}), late=False))
+    answers, stats = loop.run(answer_all(model, requests, BUSY.model_copy(update={"pages": 24}), late))
     assert stats.preemptions
     assert [[token.id for token in answer] for answer in answers] == [alone(model, request) for request in requests]
 
