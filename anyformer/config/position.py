@@ -114,6 +114,10 @@ class RotaryScheme(Scheme):
     fraction: Fraction = 1.0  # part of each head that is rotated
     scaling: RotaryScaling = NoScaling()  # change of the angles for texts longer than those of the training
 
+    @property
+    def limit(self) -> int | None:
+        return self.scaling.context if isinstance(self.scaling, LongRopeScaling) else None
+
     def rotated(self, key_width: int) -> int:
         """Return the number of rotated dimensions of a head."""
         return int(key_width * self.fraction)

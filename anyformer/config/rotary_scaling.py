@@ -50,12 +50,13 @@ class Llama3Scaling(Spec):
 class LongRopeScaling(Spec):
     """Each wave stretched by a factor that was searched for, scores tempered (LongRoPE, Ding et al. 2024).
 
-    The factors hold at every length. Phi-3 has two sets, for short and for long texts: a model uses one of them.
+    Phi-3 has two sets of factors, for short and for long texts: a model uses one of them.
     """
 
     kind: Literal["longrope"] = "longrope"
     factors: tuple[Positive, ...]  # divisor of each frequency, one for each rotated pair
     attention_factor: Positive = 1.0  # factor of the rotated queries and keys
+    context: Size | None = None  # tokens of the longest text that the factors are for; None: no limit
 
 
 RotaryScaling = Annotated[

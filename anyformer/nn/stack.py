@@ -155,7 +155,7 @@ class BlockStack(nn.Module):
         if last >= limit:
             raise ValueError(
                 f"position {last} is past the end of {limit} {positions}: shorten the input, generate fewer tokens, "
-                "configure more positions, or use parts without a limit, such as rotary positions and attention"
+                "configure more positions, or use parts without a limit"
             )
 
     def relations(

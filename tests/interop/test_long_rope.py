@@ -1,4 +1,4 @@
-"""Phi-3 with LongRoPE: one set of factors at every length, equal to `transformers` on its side of the original."""
+"""Phi-3 with LongRoPE: one set of factors, equal to `transformers` on its side of the original length."""
 
 import json
 import warnings
@@ -22,21 +22,24 @@ SETTINGS: dict[str, Any] = {
     **rope(rope_type="longrope", short_factor=SHORT, long_factor=LONG),
     "original_max_position_embeddings": ORIGINAL,
 }
-SAID = pytest.mark.filterwarnings("ignore:.*its long factors hold at every length:UserWarning")
+SAID = pytest.mark.filterwarnings("ignore:.*its short factors are read:UserWarning")
+ONLY_LONG = ["rope_parameters.short_factor"]
 
 
 def phi3(**settings: Any) -> Any:
     return llama("Phi3", **{"num_attention_heads": 4, "num_key_value_heads": 2, **SETTINGS, **settings})
 
 
-@SAID
 @pytest.mark.parametrize("more", [{}, {"attention_factor": 1.5}])
 def test_long_texts(more: dict[str, Any], tmp_path: Path) -> None:
-    """Calls of more than the original length use the long factors there, and here always."""
+    """Calls of more than the original length use the long factors there, and here a model that has no others."""
     theirs = phi3(rope_parameters={**SETTINGS["rope_parameters"], **more}).saved(tmp_path / "there")
-    run = af.from_hf(tmp_path / "there", device="cpu")
-    assert isinstance(run.config.decoder.position.scaling, LongRopeScaling)
-    assert run.config.decoder.position.scaling.factors == tuple(LONG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = af.from_hf(tmp_path / "there", device="cpu", ignore_fields=ONLY_LONG)
+    scaling = run.config.decoder.position.scaling
+    assert isinstance(scaling, LongRopeScaling)
+    assert (scaling.factors, scaling.context) == (tuple(LONG), None)
     batch = ragged(44, 40, 17)
     with torch.no_grad():
         found = run.model(batch.ids, segments=batch.segments)
@@ -52,25 +55,27 @@ def test_long_texts(more: dict[str, Any], tmp_path: Path) -> None:
     assert furthest(found, logits(theirs, short), short.real) > 100 * TOLERANCE
 
 
-def test_short_texts(tmp_path: Path) -> None:
-    """Without the long factors a model is one of texts of at most the original length, and equal there."""
-    theirs = phi3().saved(tmp_path / "there")
-    ignored = ["rope_parameters.long_factor"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run = import_model(tmp_path / "there", tmp_path / "run", ignore_fields=ignored)
-    assert run.config.decoder.position.scaling.factors == tuple(SHORT)
-    assert run.config.context == ORIGINAL
+@pytest.mark.parametrize("more", [{}, {"attention_factor": 1.5}])
+def test_short_texts(more: dict[str, Any], tmp_path: Path) -> None:
+    """Up to the original length a model as it is published equals theirs, with and without a cache; not beyond it."""
+    theirs = phi3(rope_parameters={**SETTINGS["rope_parameters"], **more}).saved(tmp_path / "there")
+    with pytest.warns(UserWarning, match=r"16 tokens; --ignore-field rope_parameters\.short_factor reads the long"):
+        run = import_model(tmp_path / "there", tmp_path / "run")
+    scaling = run.config.decoder.position.scaling
+    assert (scaling.factors, scaling.context, run.config.context) == (tuple(SHORT), ORIGINAL, ORIGINAL)
     batch = ragged(16, 12, 7)
     with torch.no_grad():
-        found = run.model(batch.ids, segments=batch.segments)
+        found = run.model(batch.ids, attention_mask=batch.mask)
     assert furthest(found, logits(theirs, batch), batch.real) <= TOLERANCE
-
-
-def test_the_choice_is_said(tmp_path: Path) -> None:
-    phi3().saved(tmp_path / "there")
-    with pytest.warns(UserWarning, match=r"more than 16 tokens; --ignore-field rope_parameters.long_factor reads it"):
-        af.from_hf(tmp_path / "there", device="cpu")
+    prompt = ragged(6, 6, 6)
+    expected = theirs.generate(prompt.ids, attention_mask=prompt.mask, max_new_tokens=10, do_sample=False)
+    found = af.generate(run.model, prompt.ids, max_new_tokens=10, stop=[theirs.config.eos_token_id])
+    assert torch.equal(found, expected)
+    for call in (lambda: run.model(ragged(17).ids), lambda: af.generate(run.model, prompt.ids, max_new_tokens=12)):
+        with pytest.raises(ValueError, match="past the end of 16 rotary positions"):
+            call()
+    exported = again(run, tmp_path / "back", hf.AutoModelForCausalLM, "phi3")
+    assert torch.equal(logits(exported, batch)[batch.real], logits(theirs, batch)[batch.real])
 
 
 @SAID
@@ -93,7 +98,7 @@ def test_older_names(tmp_path: Path) -> None:
     [
         ("long_factor", [1.0, -1.0, 2.0], "long_factor: must be a list of positive numbers"),
         ("long_factor", "4", "long_factor = '4': must be of type list"),
-        ("long_factor", [1.0, 2.0], "scaling.factors: has 2 values: there must be one for each of 3 rotated pairs"),
+        ("short_factor", [1.0, 2.0], "scaling.factors: has 2 values: there must be one for each of 3 rotated pairs"),
     ],
 )
 def test_files_that_are_refused(field: str, value: Any, words: str, tmp_path: Path) -> None:

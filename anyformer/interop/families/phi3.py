@@ -25,7 +25,7 @@ LONG_ROPE = ("longrope", "su", "yarn")  # `transformers` reads the others as the
 def read(fields: Fields) -> ModelConfig:
     fields.silent("embd_pdrop", "attention_bias")  # not used by `transformers`
     original = fields("original_max_position_embeddings", ORIGINAL, least=2)
-    scaling, longest = _long_rope(fields, original)
+    scaling = _long_rope(fields, original)
     found = llama.read(DEFAULTS, fields)
     stack = expect(found.decoder, Stack, "decoder")
     rotary = expect(stack.position, Rotary, "decoder.position")
@@ -34,23 +34,23 @@ def read(fields: Fields) -> ModelConfig:
         fields.refuse("rope_parameters", what)
     if scaling is not None:
         stack = stack.model_copy(update={"position": rotary.model_copy(update={"scaling": scaling})})
-        found = found.model_copy(update={"decoder": stack, "context": longest or found.context})
+        found = found.model_copy(update={"decoder": stack, "context": scaling.context or found.context})
     drop = fields("resid_pdrop", 0.0)
     return _dropping(found, drop)
 
 
-def _long_rope(fields: Fields, original: int) -> tuple[LongRopeScaling | None, int | None]:
-    """Return LongRoPE's scaling, and the longest text that it is for, if that is less than the model's.
+def _long_rope(fields: Fields, original: int) -> LongRopeScaling | None:
+    """Return LongRoPE's scaling.
 
     `transformers` uses the short factors for calls of at most `original` tokens, and the long ones for others; keys in
-    a cache keep theirs. Here one set holds at every length: the long one if the model reads more than `original`
-    tokens. A file without long factors gives a model of texts of at most `original` tokens.
+    a cache keep theirs. Here a model has one set: the short factors and no longer texts, or, in a file without short
+    factors, the long ones at every length.
     """
     table = "rope_parameters" if fields.maybe("rope_scaling", dict) is None else "rope_scaling"
     fields.alias("rope_scaling", "rope_parameters")
     given = fields.maybe("rope_parameters", dict) or {}
     if (given.get("rope_type") or given.get("type")) not in LONG_ROPE:
-        return None, None
+        return None
     inner, outer = fields.table("rope_parameters", given), ("rope_theta", "partial_rotary_factor")
     inner.known = rope_fields()
     inner.silent("rope_type", "type", "original_max_position_embeddings", *outer)
@@ -62,15 +62,14 @@ def _long_rope(fields: Fields, original: int) -> tuple[LongRopeScaling | None, i
         tempered = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     inner.close()
     fields.change("rope_parameters", {name: given[name] for name in outer if name in given})
-    if short is None and long is None:
+    if (used := short or long) is None:
         raise ConfigError([inner.fault("long_factor", "is missing")])
-    used = short if long is None or (length <= original and short is not None) else long
-    assert used is not None
-    if None not in (short, long) and length > original and short != long:
-        what = f"its long factors hold at every length, as in transformers for more than {original:,} tokens"
-        hint = f"--ignore-field {table}.long_factor reads it for texts of up to {original:,} tokens"
+    limit = None if short is None or short == long else original
+    if long and limit and length > limit:
+        what = f"its short factors are read, for texts of up to {limit:,} tokens"
+        hint = f"--ignore-field {table}.short_factor reads the long ones, for longer texts"
         warnings.warn(f"{table}: {what}; {hint}", stacklevel=2)
-    return LongRopeScaling(factors=used, attention_factor=tempered), original if long is None else None
+    return LongRopeScaling(factors=used, attention_factor=tempered, context=limit)
 
 
 def _factors(fields: Fields, name: str) -> tuple[float, ...] | None:
