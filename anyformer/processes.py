@@ -24,6 +24,7 @@ from anyformer.config.spec import ConfigError, Fault, visible
 
 LOCK = ".anyformer-lock"
 PATIENCE = 2.0  # seconds to wait for a lock: the workers of a killed process may hold it for a moment
+VISIBLE_SECONDS = 60.0  # in which a file appears on all nodes: NFS remembers as long that there was none
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 
 
@@ -62,6 +63,28 @@ def is_locked(folder: Path, name: str = LOCK) -> bool:
         os.close(handle)
 
 
+def read_lock(folder: Path) -> bytes:
+    """Return what the owner of a folder wrote into its lock file; empty if there is none."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return _content(handle)
+    finally:
+        os.close(handle)
+
+
+def check_shared(folder: Path, lock: bytes) -> None:
+    """Raise a `ConfigError` if this process does not find the lock file that another one wrote into the folder."""
+    until = time.monotonic() + VISIBLE_SECONDS
+    while read_lock(folder) != lock:
+        if time.monotonic() > until:
+            what = f"not found on {socket.gethostname()} ({_owner(lock)} writes there): --out must be a folder"
+            raise _fault(folder.absolute(), f"{what} that all nodes share")
+        time.sleep(0.02)
+
+
 def _acquire(folder: Path, name: str, target: Path, wait: bool) -> int:
     """Return the open lock file."""
     until = time.monotonic() + PATIENCE
@@ -87,7 +110,7 @@ def _acquire(folder: Path, name: str, target: Path, wait: bool) -> int:
                 handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": started}).encode()
             )
             return handle
-        owner = _owner(handle)
+        owner = _owner(_content(handle))
         os.close(handle)
         if time.monotonic() > until:
             if not wait:
@@ -116,12 +139,20 @@ def _is_there(handle: int, path: Path) -> bool:
         return False
 
 
-def _owner(handle: int) -> str:
-    """The process that a lock file names."""
+def _content(handle: int) -> bytes:
+    """Return the content of an open lock file; empty if it cannot be read, such as that of a pipe."""
     try:
-        found = json.loads(os.pread(handle, 4096, 0))
+        return os.pread(handle, 4096, 0)
+    except OSError:
+        return b""
+
+
+def _owner(lock: bytes) -> str:
+    """The process that the content of a lock file names."""
+    try:
+        found = json.loads(lock)
         return f"process {int(found['pid'])} on {visible(str(found['host']))} since {visible(str(found['started']))}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, io
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
-from anyformer.processes import locked, restart_count
+from anyformer.processes import check_shared, locked, read_lock, restart_count
 from anyformer.recipe import AnyTask, Classify, NamedSources, NamedSplit, Recipe, Regress, Tag, splits
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
@@ -106,9 +106,18 @@ def _or_raise(recipe: Recipe | None, fault: ConfigError | None) -> Recipe:
 
 @contextmanager
 def _locked(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Lock the run's folder; the first process does it for all. A restart waits for the processes that it replaces."""
+    """Lock the run's folder; the first process does it for all, which must see its lock.
+
+    A restart waits for the processes that it replaces.
+    """
     with ExitStack() as stack:
-        ranks.on_first(lambda: stack.enter_context(locked(folder, wait=restart_count() > 0)))
+
+        def lock() -> bytes:
+            stack.enter_context(locked(folder, wait=restart_count() > 0))
+            return read_lock(folder)
+
+        content = ranks.on_first(lock)
+        ranks.on_each(lambda: check_shared(folder, content))
         yield
 
 

@@ -1,5 +1,7 @@
 """Commands run by two processes: errors are told once, and a signal to one ends all."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from anyformer import processes
 from anyformer.config import io
 from anyformer.run import checkpoints
 from anyformer.training.train import train
@@ -28,6 +31,25 @@ def test_wrong_input_is_told_once(written: Path, tmp_path: Path) -> None:
     assert codes == [2, 2]
     assert out == ["", ""]
     assert complaints == ["train.stepz: unknown key; did you mean 'steps'?\n", ""]
+
+
+def train_in_own_folder(folder: Path, recipe: Path, seconds: float) -> None:
+    """Train with a relative --out, in a working folder of this process's own."""
+    own = folder / os.environ["RANK"]
+    own.mkdir()
+    os.chdir(own)
+    with mock.patch.object(processes, "VISIBLE_SECONDS", seconds):
+        command("train", recipe, "train.steps=2", "--out", "run")
+
+
+def test_a_folder_that_not_all_processes_share_is_refused_at_the_start(written: Path, tmp_path: Path) -> None:
+    codes, _, complaints = ends(spawn(tmp_path, train_in_own_folder, tmp_path, written, 0.0))
+    assert codes == [2, 2]
+    assert complaints[0].startswith(f"{tmp_path}/1/run: not found on {socket.gethostname()} (process ")
+    assert complaints[0].endswith(": --out must be a folder that all nodes share\n")
+    assert complaints[0].count("\n") == 1
+    assert complaints[1] == ""
+    assert [*tmp_path.glob("?/run")] == []
 
 
 def test_a_signal_ends_all(written: Path, tmp_path: Path) -> None:
