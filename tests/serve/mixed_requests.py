@@ -14,6 +14,7 @@ from anyformer.decoding.constraints.constraint import Trie
 from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.serve.request import Finished, Generation, Limits, Token
 from anyformer.serve.stats import Stats
+from tests.serve.responsive import responsive
 
 VOCAB, STOP = 61, (5, 9)
 SIZES = {"depth": 2, "width": 32, "heads": 4, "vocab": VOCAB}
@@ -30,12 +31,7 @@ PAIR = BUSY.model_copy(update={"pages": 16})
 
 @cache
 def build(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> af.Transformer:
-    torch.manual_seed(1)
-    model = af.Transformer(MODELS[name]()).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # distinct logits
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(device, dtype)
+    return responsive(af.Transformer(MODELS[name]()).eval()).to(device, dtype)
 
 
 def draw(rng: random.Random) -> Generation:

@@ -2,15 +2,19 @@
 
 import asyncio
 import copy
+from collections.abc import Sequence
+from itertools import takewhile
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 import anyformer as af
 from anyformer.config import LoRA
-from anyformer.serve.request import Generation, Limits, Token, UnknownModel
+from anyformer.decoding.score import score
+from anyformer.serve.request import Completion, Generation, Limits, Token, UnknownModel
 from tests import loop
-from tests.decoding.small_models import decoder
+from tests.serve.responsive import decoder
 
 
 def adapted(body: af.Transformer, seed: int) -> af.Transformer:
@@ -49,6 +53,33 @@ def test_models_and_adapters_by_name():
     requests = [(Generation(ids, 6, adapter=name), "one") for name in (None, "a", "b")] + [(Generation(ids, 6), "two")]
     assert loop.run(answers(engine, requests * 3)) == wanted * 3
     assert second.table(second.target).data_ptr() == body.table(body.target).data_ptr(), "the body is in memory once"
+
+
+def count_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many ids are the same at the beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+@settings(max_examples=8)
+@given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 1), st.integers(0, 9)), max_size=8))
+def test_pages_are_reused_by_the_same_weights_only(drawn: list[tuple[str | None, int, int]]):
+    """One request after the other: each finds the pages of those that begin alike and had the same adapter."""
+    body, size = decoder(), 2
+    models = {None: body, "a": adapted(body, 3), "b": adapted(body, 4)}
+    requests = [Generation((first, *range(1, 9), last), 3, top=0, adapter=name) for name, first, last in drawn]
+
+    async def answers() -> list[Completion]:
+        adapters = {name: copy.deepcopy(model) for name, model in models.items() if name}
+        async with af.Engine({"model": body}, Limits(page_size=size), {"model": adapters}) as engine:
+            return [await engine.complete(one) for one in requests]
+
+    read: dict[str | None, list[list[int]]] = {name: [] for name in models}
+    for request, found in zip(requests, loop.run(answers()), strict=True):
+        earlier = [count_common(request.ids[:-1], ids) for ids in read[request.adapter]]
+        assert found.end.cached_tokens == max(earlier, default=0) // size * size
+        read[request.adapter].append([*request.ids, *found.ids[:-1]])
+        (expected,) = score(models[request.adapter], [[*request.ids, *found.ids]])
+        assert [token.logprob for token in found.tokens] == pytest.approx(expected[-3:].tolist(), abs=1e-5)
 
 
 def test_wrong_adapters_are_refused():

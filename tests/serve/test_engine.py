@@ -10,7 +10,7 @@ from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.serve.request import Closing, Finished, Generation, Limits, QueueFull, Token, TooLong, UnknownModel
 from tests import loop
-from tests.decoding.small_models import decoder, pair
+from tests.serve.responsive import decoder, pair
 from tests.strategies import VOCAB
 
 

@@ -9,7 +9,7 @@ import anyformer as af
 from anyformer.decoding.score import score
 from anyformer.serve.request import Finished, Generation, Limits, Token
 from tests import loop
-from tests.decoding.small_models import decoder
+from tests.serve.responsive import decoder
 
 LIMITS = Limits(page_size=2, chunk=3, prefill_tokens=6)
 

@@ -7,7 +7,6 @@ from functools import cache
 from itertools import chain
 
 import pytest
-import torch
 from hypothesis import Phase, given, settings, strategies as st
 
 import anyformer as af
@@ -19,6 +18,7 @@ from anyformer.serve.paged_server import PagedServer
 from anyformer.serve.request import Finished, Generation, Limits, Token
 from anyformer.serve.stats import Stats
 from tests.serve.mixed_requests import MODELS, build, draw
+from tests.serve.responsive import responsive
 from tests.serve.test_adapters import adapted
 
 Adapters = dict[str, af.Transformer]
@@ -148,11 +148,13 @@ def test_an_answer_beside_one_that_cannot_wait(late: bool) -> None:
         check(body, {}, Limits(pages=40), arrivals, late)
 
 
+def small_model() -> af.Transformer:
+    return responsive(af.Transformer(presets.gpt2(depth=2, width=16, heads=2, vocab=31)).eval())
+
+
 def test_more_requests_than_rows() -> None:
     """Thousands of requests, of which many end while others join; rows and tokens in flight are never too few."""
-    torch.manual_seed(0)
-    model = af.Transformer(presets.gpt2(depth=1, width=8, heads=1, vocab=31)).eval()
-    rng = random.Random(0)
+    model, rng = small_model(), random.Random(0)
     requests = [
         Generation(tuple(rng.choices(range(31), k=rng.randint(1, 9))), rng.randint(1, 9), Sampling(), (3, 4, 5))
         for _ in range(3000)

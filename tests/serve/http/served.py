@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ from anyformer.serve.http.server import bind
 from anyformer.serve.http.service import Service
 from anyformer.serve.request import Limits
 from tests.explore import made
+from tests.serve.responsive import make_run
 
 # A language model over bytes: every constraint can be written.
 TEMPLATE = """{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}\
@@ -65,7 +65,7 @@ def serving(
     names: tuple[str, ...] = NAMES, limits: HttpLimits | None = None, engine: Limits | None = None, **options: Any
 ) -> Iterator[Server]:
     """Serve some runs on a free port."""
-    runs = {name: made.made(name, Path("nowhere")) for name in names}
+    runs = {name: make_run(name) for name in names}
     with serving_engine(Engine(runs, engine), limits, **options) as server:
         yield server
 

@@ -4,13 +4,13 @@ from copy import deepcopy
 from dataclasses import replace
 
 from anyformer.serve.engine import Engine
-from tests.explore import made
 from tests.serve.http.served import serving_engine
+from tests.serve.responsive import make_run
 from tests.serve.test_adapters import adapted
 
 
 def test_an_adapter_is_a_model() -> None:
-    run = made.made("bytes")
+    run = make_run("bytes")
     tuned = replace(run, model=adapted(run.model, 1))
     expected = {
         "bytes": run.generate(["the fox"], max_new_tokens=9),

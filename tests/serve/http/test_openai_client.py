@@ -134,10 +134,11 @@ def test_log_likelihoods_are_those_of_score(client: "openai.OpenAI", server: Ser
 
 
 def test_logprobs_of_answers(client: "openai.OpenAI", server: Server) -> None:
-    run = server.run("lm")
+    run, spelled = server.run("lm"), server.service.find("lm", "generate").text_of
     found = client.completions.create(model="lm", prompt="the fox", max_tokens=9, temperature=0, logprobs=3).choices[0]
-    ids = run.tokenizer.encode("the fox" + found.text)
-    expected = score(run.model, [ids])[0][-9:]
+    names = [spelled(id) for id in range(run.tokenizer.size)]
+    answer = [names.index(token) for token in found.logprobs.tokens]
+    expected = score(run.model, [run.tokenizer.encode("the fox") + answer])[0][-9:]
     torch.testing.assert_close(torch.tensor(found.logprobs.token_logprobs), expected, atol=1e-5, rtol=1e-5)
     for token, own, best in zip(
         found.logprobs.tokens, found.logprobs.token_logprobs, found.logprobs.top_logprobs, strict=True
