@@ -134,7 +134,7 @@ def _read_all(raw: IO[bytes], path: Path) -> bytes:
     """All bytes of an open file, or `TooLarge`: a small .gz may unpack to more than any memory."""
     size, (most, why) = os.fstat(raw.fileno()).st_size, _memory_limit()
     if is_packed(path):
-        most, why = max_unpacked(size)
+        most, why = max_unpacked(size, "unpack it first")
         what = f"unpacks to more than {most / 2**20:,.0f} MiB"
     else:
         what = f"has {size / 2**20:,.0f} MiB"
@@ -149,12 +149,21 @@ def _read_all(raw: IO[bytes], path: Path) -> bytes:
     return b"".join(pieces)
 
 
-def max_unpacked(size: int) -> tuple[int, str]:
+def max_unpacked(size: int, remedy: str) -> tuple[int, str]:
     """Return how many bytes a packed file of `size` bytes may have when it is unpacked, and why not more."""
-    usual = max(UNPACKED_BYTES, UNPACKED_RATIO * size)
-    if usual < max_bytes():
-        return usual, f"over {UNPACKED_RATIO} times its size, which is unusual: unpack it first, if that is right"
+    if (usual := usual_bytes(size)) < max_bytes():
+        return usual, unusual(remedy)
     return _memory_limit()
+
+
+def usual_bytes(size: int, ratio: int = UNPACKED_RATIO) -> int:
+    """Return how many bytes a packed file of `size` bytes has at most when it is unpacked, unless it is unusual."""
+    return max(UNPACKED_BYTES, ratio * size)
+
+
+def unusual(remedy: str, ratio: int = UNPACKED_RATIO) -> str:
+    """Return why a packed file with more than `usual_bytes` is refused, and how to have it read all the same."""
+    return f"over {ratio:,} times its size, which is unusual: {remedy}, if that is right"
 
 
 def _memory_limit() -> tuple[int, str]:

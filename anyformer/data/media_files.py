@@ -30,7 +30,7 @@ from anyformer.config import (
 )
 from anyformer.config.spec import visible
 from anyformer.data import scenes
-from anyformer.data.files import max_unpacked
+from anyformer.data.files import max_unpacked, unusual, usual_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -41,6 +41,7 @@ SOUNDS = (".wav",)
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N", "F")  # of Pillow
 FORMATS_16_BITS = ("PNG", "PPM")  # whose mode I has values of 16 bits
 BAD_WAV = (wave.Error, EOFError)
+ARRAY_RATIO = 1000  # a .npz of a game's frames is up to 900 times as large when unpacked
 
 
 class BadFile(ValueError):
@@ -191,8 +192,15 @@ def _load_arrays(file: str, changed: int) -> dict[str, np.ndarray]:
     try:
         with open(file, "rb") as raw:  # closed here also if it is no array file
             found = np.load(raw, allow_pickle=False)
-            return {"array": found} if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
+            if isinstance(found, np.ndarray):
+                return {"array": found}
+            size = sum(member.file_size for member in found.zip.infolist())
+            if size > usual_bytes(os.fstat(raw.fileno()).st_size, ARRAY_RATIO):
+                raise _too_large(file, size, unusual("save it by numpy.savez, which does not compress", ARRAY_RATIO))
+            return {key: found[key] for key in found.files}
+    except BadFile:
+        raise
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
         raise BadFile(f"{visible(file)} is no readable array file ({first_line(error)})") from None
 
 
@@ -213,7 +221,10 @@ def open_picture(name: str, grey: bool | None = None) -> "PillowImage":
     bad = (OSError, ValueError, SyntaxError, NotImplementedError, Image.DecompressionBombError)
     try:
         with Image.open(name) as picture:
-            _check_unpacked(name, picture.width * picture.height * len(picture.getbands()))
+            size = picture.width * picture.height * len(picture.getbands())
+            most, why = max_unpacked(os.path.getsize(name), "save it without compression")
+            if size > most:
+                raise _too_large(name, size, why)
             picture.load()
             is_grey = picture.mode in GREY_MODES if grey is None else grey
             upright: PillowImage = picture
@@ -228,11 +239,8 @@ def open_picture(name: str, grey: bool | None = None) -> "PillowImage":
         raise BadFile(f"{visible(name)} is no readable picture ({first_line(error)})") from None
 
 
-def _check_unpacked(name: str, size: int) -> None:
-    """Raise `BadFile` for a packed file that would have too many bytes in memory."""
-    most, why = max_unpacked(os.path.getsize(name))
-    if size > most:
-        raise BadFile(f"{visible(name)} unpacks to {size / 2**20:,.0f} MiB: {why}")
+def _too_large(name: str, size: int, why: str) -> BadFile:
+    return BadFile(f"{visible(name)} unpacks to {size / 2**20:,.0f} MiB: {why}")
 
 
 def _scale(picture: "PillowImage", name: str, kind: str | None) -> "PillowImage":

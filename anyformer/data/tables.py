@@ -10,10 +10,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anyformer.config.spec import ConfigError, Fault, did_you_mean
+from anyformer.config.spec import LARGEST, ConfigError, Fault, did_you_mean
 from anyformer.data.conversations import MESSAGES, alternate, prompt_and_answers
 from anyformer.data.delimited import other_delimiter, read_csv, separated
-from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
+from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit, unusual, usual_bytes
 from anyformer.data.media_rows import media_columns, with_references
 from anyformer.recipe import (
     ColumnName,
@@ -270,7 +270,7 @@ def _parquet(source: TableFile, data: Data) -> Path:
 
 def _records(path: Path, wanted: dict[str, str]) -> Records:
     file = open_parquet(path)
-    yield from parquet_rows(file, path, parquet_columns(file, path, wanted))
+    yield from parquet_rows(file, path, parquet_columns(file, path, wanted), into_memory=True)
 
 
 def parquet_columns(file: Any, path: Path, wanted: dict[str, str]) -> list[str]:
@@ -308,19 +308,39 @@ def open_parquet(path: Path) -> Any:
     return file
 
 
-def parquet_rows(file: Any, path: Path, columns: list[str]) -> Records:
-    """Rows by number from 1, some columns of them, a thousand at a time."""
+def parquet_rows(file: Any, path: Path, columns: list[str], into_memory: bool = False) -> Records:
+    """Rows by number from 1, some columns of them, a thousand at a time; refused if they are too large to be held."""
     import pyarrow
 
-    number = 0
+    number, size = 0, 0
+    limit = usual_bytes(path.stat().st_size) if into_memory else LARGEST
     try:
         for batch in file.iter_batches(batch_size=1000, columns=columns):
             for row in batch.to_pylist():
                 number += 1
+                size += _size(row)
+                if size > limit:
+                    what = f"unpacks to more than {limit / 2**20:,.0f} MiB: {unusual('save it as .jsonl')}"
+                    raise ConfigError([Fault("", f"{path} {what}")])
                 yield number, {name: _plain(value) for name, value in row.items()}
+    except ConfigError:
+        raise
     except (pyarrow.ArrowException, *DAMAGED) as error:
         what = f"cannot be read after row {number} ({_first_line(error)})"
         raise ConfigError([Fault("", f"{path} {what}")]) from None
+
+
+def _size(value: Any) -> int:
+    """Return about how many bytes a value has in memory; batches of Arrow may hold equal ones once."""
+    match value:
+        case str() | bytes():
+            return len(value)
+        case dict():
+            return sum(map(_size, value.values()))
+        case list():
+            return sum(map(_size, value))
+        case _:
+            return 8
 
 
 def _first_line(error: BaseException) -> str:

@@ -197,7 +197,7 @@ def _jsonl(path: str, lines: list[str]) -> Examined:
 
 def _parquet(path: str) -> Examined:
     file = open_parquet(Path(path))
-    rows = parquet_rows(file, Path(path), list(file.schema_arrow.names))
+    rows = parquet_rows(file, Path(path), list(file.schema_arrow.names), into_memory=True)
     records = [row for _, row in itertools.islice(rows, MAX_ROWS) if isinstance(row, dict)]
     return _records(path, records, "parquet", "Parquet, by its name", file.metadata.num_rows)
 

@@ -4,9 +4,12 @@ import csv
 import gzip
 import json
 import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
@@ -15,8 +18,10 @@ from anyformer.config import ConfigError
 from anyformer.data.chunks import Input, read_chunks
 from anyformer.data.delimited import _csv_reason, read_csv
 from anyformer.data.lines import read_lines
+from anyformer.data.media_files import BadFile, load_arrays
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
+from anyformer.new.examine import examine
 from anyformer.recipe import (
     Bytes,
     ClassFolders,
@@ -66,6 +71,54 @@ def test_a_gz_of_usual_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         file.write(text)
     source = TextFile(path=str(tmp_path / "text.gz"))
     assert read(source, Data(train=source), "train", 0).columns["text"] == [text]
+
+
+@pytest.mark.parametrize("kind", ["texts", "dictionary", "structs"])
+def test_a_parquet_that_unpacks_to_too_much_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anyformer.data.files.UNPACKED_BYTES", MIB)
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    name, column = str(tmp_path / "bomb.parquet"), "t.u" if kind == "structs" else "t"
+    texts: Any = pyarrow.array(["a" * 500] * 10_000)  # one is stored
+    if kind == "structs":
+        texts = pyarrow.StructArray.from_arrays([texts], ["u"])
+    parquet.write_table(pyarrow.table({"t": texts.dictionary_encode() if kind == "dictionary" else texts}), name)
+    told = refusal(TableFile(path=name, text=column))
+    assert f"{name} unpacks to more than 1 MiB: over 100 times its size" in told
+    with pytest.raises(ConfigError, match="unpacks to more than 1 MiB"):
+        examine(name, ("text",), table=True)
+    streamed = sum(len(chunk.content) for chunk in read_chunks(Path(name), Input(column=column)))
+    assert streamed > 4 * MIB  # a part at a time, which needs no limit
+
+
+def arrays(path: Path, method: int, write: Callable[[IO[bytes]], None]) -> str:
+    with zipfile.ZipFile(path, "w", method) as file, file.open("images.npy", "w") as member:
+        write(member)
+    return str(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_arrays_that_unpack_to_too_much_are_refused(
+    method: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anyformer.data.files.UNPACKED_BYTES", MIB)
+    zeros = np.zeros((4, 1000, 1000), np.uint8)
+    name = arrays(tmp_path / "bomb.npz", method, lambda member: np.lib.format.write_array(member, zeros))
+    if zeros.nbytes > 1000 * Path(name).stat().st_size:
+        with pytest.raises(BadFile, match=r"bomb\.npz unpacks to 4 MiB: over 1,000 times its size"):
+            load_arrays(name)
+    else:
+        assert np.array_equal(load_arrays(name)["images"], zeros)
+
+
+def test_a_header_that_names_too_many_entries_is_refused(tmp_path: Path) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (2**45,)}
+    name = arrays(tmp_path / "a.npz", 0, lambda member: np.lib.format.write_array_header_1_0(member, header))
+    with pytest.raises(BadFile, match=r"a\.npz is no readable array file \(Unable to allocate 32\.0 TiB"):
+        load_arrays(name)
 
 
 @pytest.mark.parametrize("name", ["text.txt", "text.txt.gz"])
