@@ -158,7 +158,7 @@ def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], engine:
     from anyformer.lab import experiment, figures
     from anyformer.lab.compare import markdown
     from anyformer.lab.measurements import measure_together
-    from anyformer.lab.page import is_stale
+    from anyformer.lab.page import is_stale, rule_for
 
     chosen = [experiment.find(name) for name in (experiment.NAMES if names == ["all"] else names)]
     folder = out or Path("runs") / "lab" / size
@@ -168,9 +168,9 @@ def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], engine:
         results = found[claim.name]
         typer.echo(f"{claim.number}. {claim.claim}")
         typer.echo(markdown(claim.table(results)))
-        typer.echo(f"{claim.judge(results)}\n{claim.result(results)}".rstrip())
+        typer.echo(f"{claim.verdict(results)}\n{claim.result(results)}".rstrip())
         stale = ", changed after some of these results: they are stale" if is_stale(claim, results) else ""
-        typer.echo(f"rule {claim.rule}{stale}")
+        typer.echo(f"rule {rule_for(claim, results)}{stale}")
         try:
             figure = figures.save(claim.draw(results), folder / f"{claim.name}.png")
             typer.echo(f"{paths[claim.name]}, {figure}\n")

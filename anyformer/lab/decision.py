@@ -2,11 +2,13 @@
 
 A claim states its conditions before it is measured. It holds if all of them are met, does not hold if one is refuted,
 and is undecided otherwise. Comparisons over seeds use Welch's t-test; their p values are adjusted by Holm's method.
+Sides of a comparison that choose a learning rate among several must find the best one inside the range that was tried.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 from anyformer.lab.stats import difference, hedges, holm, is_constant, welch
@@ -14,6 +16,8 @@ from anyformer.lab.stats import difference, hedges, holm, is_constant, welch
 ALPHA = 0.05  # adjusted p values below it are significant
 METHOD = f"Welch's t-test over seeds, p values adjusted by Holm's method, significant below {ALPHA}"
 NO_VARIATION = "no variation over seeds"
+INSIDE = "every best learning rate lies inside the range that was tried"
+RATES = f"Nothing is concluded unless {INSIDE}: beyond an end there may be a better one"
 
 Word = Literal["holds", "does not hold here", "undecided at this size"]
 Role = Literal["condition", "precondition", "part"]  # the last two are shown and do not count as conditions
@@ -36,6 +40,28 @@ class Fact:
     name: str
     holds: bool | None
     seen: str = ""  # the value that was observed
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: its scores over seeds at each learning rate that was tried."""
+
+    name: str
+    scores: Mapping[float, Sequence[float]]  # the best rate has the lowest mean, or the highest
+    higher: bool = False
+
+    @property
+    def best(self) -> float:
+        """The best learning rate; of equal ones, one inside the range."""
+        sign = -1 if self.higher else 1
+        ends = min(self.scores), max(self.scores)
+        return min(sorted(self.scores), key=lambda rate: (sign * fmean(self.scores[rate]), rate in ends))
+
+    @property
+    def end(self) -> str:
+        """Which end of several rates the best one is; empty inside, and where a single rate was tried."""
+        ends = {min(self.scores): "smallest", max(self.scores): "largest"}
+        return ends.get(self.best, "") if len(self.scores) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +121,19 @@ def decide(
         len(needs), f"all {len(needs)} preconditions and "
     )
     return verdict(True, f"{before}{number} {'are' if needs or len(counted) > 1 else 'is'} met", outcomes)
+
+
+def require_inside(found: Verdict, sides: Sequence[Side]) -> Verdict:
+    """Return a verdict that is undecided if the best learning rate of a side is at an end of those tried."""
+    tuned = [side for side in sides if len(side.scores) > 1]
+    if not tuned:
+        return found
+    ends = [f"{side.name}: {side.best:.2g}, the {side.end} tried" for side in tuned if side.end]
+    seen = "; ".join(ends) or ", ".join(dict.fromkeys(f"{side.best:.2g}" for side in tuned))
+    outcomes = Outcome(INSIDE, not ends, seen, role="precondition"), *found.outcomes
+    if ends:
+        return verdict(None, f"nothing can be concluded unless {INSIDE}", outcomes)
+    return replace(found, why=f"{found.why}; {INSIDE}", outcomes=outcomes)
 
 
 def _others(outcomes: Sequence[Outcome], named: bool | None) -> str:

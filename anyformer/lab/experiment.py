@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Verdict as Verdict, Word as Word, verdict as verdict
-from anyformer.lab.rules import rule_hash
+from anyformer.lab.decision import Side, Verdict as Verdict, Word as Word, require_inside, verdict as verdict
+from anyformer.lab.rules import rule_hash, tries_rates
 
 Size = Literal["quick", "cpu", "gpu"]
 Rows = Sequence[Sequence[str]]  # a table, its header first
@@ -41,10 +41,9 @@ class Experiment(ABC):
     changed: ClassVar[str] = ""  # what was changed after a look at the data, in one sentence
     timed: ClassVar[bool] = False  # whether cells measure time: they are measured one after another
 
-    @property
-    def rule(self) -> str:
-        """The hash of the decision rule."""
-        return rule_hash(type(self))
+    def rule(self, cells: Sequence[Cell]) -> str:
+        """Return the hash of the decision rule for these cells."""
+        return rule_hash(type(self), tries_rates(cells))
 
     @abstractmethod
     def cells(self, size: Size) -> list[Cell]:
@@ -63,7 +62,15 @@ class Experiment(ABC):
 
     @abstractmethod
     def judge(self, results: Sequence[Result]) -> Verdict:
-        """Return the verdict. The code of this method, and what it uses, is the rule whose hash is stored."""
+        """Return the verdict by the claim's conditions. Their code, and what it uses, is hashed and stored."""
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        """Return the sides of the comparisons that `judge` makes at the best of several learning rates."""
+        return []
+
+    def verdict(self, results: Sequence[Result]) -> Verdict:
+        """Return the verdict by `judge`; undecided if a best learning rate is at an end of those tried."""
+        return require_inside(self.judge(results), self.sides(results))
 
     def setting(self, results: Sequence[Result]) -> str:
         """Return the models and the data of results in a sentence or two, beside the sizes that the cells hold."""

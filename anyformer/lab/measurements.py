@@ -65,7 +65,7 @@ def _measure(
     engine: Engine | None,
     console: Console | None,
 ) -> dict[str, list[Result]]:
-    rules = {experiment.name: experiment.rule for experiment in experiments}
+    rules = {experiment.name: experiment.rule(cells[experiment.name]) for experiment in experiments}
     done = {name: {key(r.cell): r for r in read_results(paths[name])} for name in rules}
     left = [{WHICH: name, **cell} for name in rules for cell in cells[name] if key(cell) not in done[name]]
     total = sum(len(cells[name]) for name in rules)

@@ -7,8 +7,9 @@ from typing import Any
 
 from anyformer.lab.cells import Result
 from anyformer.lab.compare import markdown, settings
-from anyformer.lab.decision import METHOD, NO_VARIATION, Outcome, Verdict, Word
+from anyformer.lab.decision import METHOD, NO_VARIATION, RATES, Outcome, Verdict, Word
 from anyformer.lab.experiment import Experiment, Size
+from anyformer.lab.rules import tries_rates
 from anyformer.lab.verdicts import minutes_of
 
 CODE = "../../anyformer"  # from docs/lab
@@ -41,7 +42,12 @@ def main_size(found: Found) -> Size:
 
 def is_stale(experiment: Experiment, results: Sequence[Result]) -> bool:
     """Test whether some results were measured under another rule than that of today."""
-    return any(result.rule != experiment.rule for result in results)
+    return {result.rule for result in results} != {rule_for(experiment, results)}
+
+
+def rule_for(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Return the hash of the rule of today for the cells of results."""
+    return experiment.rule([result.cell for result in results])
 
 
 def page_of(experiment: Experiment, found: Found) -> str:
@@ -74,7 +80,7 @@ def _missing(found: Found) -> list[str]:
 
 
 def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> str:
-    verdict = experiment.judge(results)
+    verdict = experiment.verdict(results)
     stale = ", but this verdict is stale: its rule was not fixed before these data" * is_stale(experiment, results)
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
     if missing := [one for one in verdict.outcomes if one.role == "precondition" and not one.holds]:
@@ -118,6 +124,10 @@ def _figure(experiment: Experiment, size: Size, results: Sequence[Result]) -> li
 def rule_of(experiment: Experiment, code: str, found: Found) -> str:
     """Return hypothesis, measure and decision rule of a claim, with the hash that results are stored with."""
     compares = any(_compares(experiment.judge(results)) for results in found.values())
+    tested = f" {METHOD}." if compares else ""
+    if any(tries_rates([result.cell for result in results]) for results in found.values()):
+        tested += f" {RATES}."
+    hashes = " and ".join(dict.fromkeys(f"`{rule_for(experiment, results)}`" for results in found.values()))
     explained = experiment.explanation and f"\n- **Explanation:** {' '.join(experiment.explanation.split())}"
     changed = experiment.changed and (f"\n- **Changed after a look at data:** {experiment.changed} {_fresh(found)}")
     stale = any(is_stale(experiment, results) for results in found.values())
@@ -126,9 +136,9 @@ def rule_of(experiment: Experiment, code: str, found: Found) -> str:
 
 - **Hypothesis:** {experiment.claim}
 - **Measure:** {experiment.measured or "see the table"}
-- **Decision rule:** {" ".join(experiment.prediction.split())}{f" {METHOD}." if compares else ""} The claim holds if \
+- **Decision rule:** {" ".join(experiment.prediction.split())}{tested} The claim holds if \
 every condition is met, does not hold here if one is refuted, and is undecided at this size otherwise.{explained}
-- **Hash of the rule:** `{experiment.rule}`.{changed}"""
+- **Hash of the rule:** {hashes}.{changed}"""
 
 
 def _fresh(found: Found) -> str:
@@ -140,7 +150,7 @@ def _fresh(found: Found) -> str:
 
 
 def _section(experiment: Experiment, size: Size, results: Sequence[Result], with_figure: bool) -> str:
-    verdict, remark = experiment.judge(results), experiment.remark(results)
+    verdict, remark = experiment.verdict(results), experiment.remark(results)
     stale = " (stale)" if is_stale(experiment, results) else ""
     parts = [
         f"## {TITLES[size]}: {verdict.word}{stale}",
@@ -181,8 +191,8 @@ def _under(experiment: Experiment, results: Sequence[Result]) -> str:
         return "The results are up to date: they were measured under this version of the rule."
     before = " and ".join(f"under the rule `{rule}`" if rule else "before rules were stored" for rule in rules)
     return (
-        f"**Stale:** measured {before}. The rule is now `{experiment.rule}`: this verdict applies a rule that was not "
-        "fixed before these data."
+        f"**Stale:** measured {before}. The rule is now `{rule_for(experiment, results)}`: this verdict applies a rule "
+        "that was not fixed before these data."
     )
 
 

@@ -65,7 +65,7 @@ def verdicts_of(index: Sequence[tuple[Experiment, Found]]) -> str:
     """Return the verdicts of all measured claims as JSON."""
     found = {
         experiment.name: {
-            size: Stored(experiment.judge(results).word, _rule(results), minutes_of(results))._asdict()
+            size: Stored(experiment.verdict(results).word, _rule(results), minutes_of(results))._asdict()
             for size, results in sizes.items()
         }
         for experiment, sizes in index
@@ -99,8 +99,9 @@ smallest size, which has three seeds and is for a first look. `anyformer lab all
 side, and continues where it was stopped.
 
 A claim **holds** if every condition of its rule is met, **does not hold here** if one is refuted, and is **undecided
-at this size** otherwise. A verdict is about these small models and synthetic tasks. A verdict is stale if its rule was
-changed after its data was measured, or if these data are older than the hashes of rules.
+at this size** otherwise. Where several learning rates are tried, it is also undecided if a best one is the smallest or
+the largest of them: beyond it there may be a better one. A verdict is about these small models and synthetic tasks. It
+is stale if its rule was changed after its data was measured, or if these data are older than the hashes of rules.
 
 {markdown(rows)}
 ## By part
@@ -112,7 +113,7 @@ failures and surprises, [the log](../log.md). `make lab-report` generates these 
 
 
 def _word(experiment: Experiment, results: Sequence[Result]) -> str:
-    return experiment.judge(results).word + (" (stale)" if is_stale(experiment, results) else "")
+    return experiment.verdict(results).word + (" (stale)" if is_stale(experiment, results) else "")
 
 
 def _by_part(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:

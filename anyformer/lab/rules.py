@@ -1,30 +1,42 @@
 """Hash of the rule of a claim, which is fixed before the data is seen.
 
 The hash covers the claim, its prediction and the code of its judgement, with every function and constant of the
-experiments that this code uses. Comments, docstrings, annotations and formatting do not count. Statistics count by
-the name of their method: `lab/stats.py` and `lab/decision.py` implement standard definitions. A result stores the hash
-under which it was measured, so a rule that is changed later is noticed.
+experiments that this code uses, and the rule for learning rates if several of them are tried. Comments, docstrings,
+annotations and formatting do not count. Statistics count by the name of their method: `lab/stats.py` and
+`lab/decision.py` implement standard definitions. A result stores the hash under which it was measured, so a rule that
+is changed later is noticed.
 """
 
 import ast
 import hashlib
 import importlib
 import inspect
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from anyformer.lab.decision import METHOD
+from anyformer.lab.decision import METHOD, RATES
 
 LENGTH = 12  # hexadecimal digits
 FOLLOWED = "anyformer.lab.experiments."  # modules whose code is part of a rule
 IGNORED = {"annotation", "returns", "type_comment", "type_params", "ctx", "kind"}  # fields of a syntax tree
 
 
+def tries_rates(cells: Iterable[Mapping[str, Any]]) -> bool:
+    """Test whether cells that are equal in all else but the seed have several learning rates."""
+    rates: dict[str, set[float]] = {}
+    for cell in cells:
+        setting = json.dumps({name: value for name, value in cell.items() if name not in ("lr", "rates", "seed")})
+        rates.setdefault(setting, set()).update(cell.get("rates", [cell["lr"]] if "lr" in cell else []))
+    return any(len(some) > 1 for some in rates.values())
+
+
 @cache
-def rule_hash(kind: type[Any]) -> str:
-    """Return the first digits of the SHA-256 of the rule of an experiment's class."""
-    parts = [METHOD, " ".join(kind.claim.split()), " ".join(kind.prediction.split()), *_code(kind)]
+def rule_hash(kind: type[Any], tuned: bool = False) -> str:
+    """Return the first digits of the SHA-256 of the rule of an experiment's class; `tuned`: with learning rates."""
+    texts = [METHOD, *([RATES] if tuned else []), " ".join(kind.claim.split()), " ".join(kind.prediction.split())]
+    parts = [*texts, *_code(kind)]
     return hashlib.sha256("\n".join(parts).encode("utf-8")).hexdigest()[:LENGTH]
 
 

@@ -30,7 +30,7 @@ def described(experiment: Experiment, size: Size, stored: Stored | None) -> str:
     if stored is None:
         estimate = experiment.minutes[("quick", "cpu", "gpu").index(size)]
         return f"about {estimate:g} min"
-    stale = "" if stored.rule == experiment.rule else ", stale"
+    stale = "" if stored.rule == experiment.rule(experiment.cells(size)) else ", stale"
     return f"{stored.word}{stale}, {stored.minutes:g} min"
 
 

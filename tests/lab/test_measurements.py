@@ -71,7 +71,7 @@ def test_results_go_to_the_file_of_their_experiment(tmp_path: Path) -> None:
     assert {name: [r["y"] for r in some] for name, some in found.items()} == {name: [0, 1, 4, 9] for name in found}
     for experiment in chosen:
         assert read_results(paths(tmp_path)[experiment.name]) == found[experiment.name]
-        assert {r.rule for r in found[experiment.name]} == {experiment.rule}
+        assert {r.rule for r in found[experiment.name]} == {experiment.rule(experiment.cells("quick"))}
 
 
 def test_timed_experiments_come_first(tmp_path: Path) -> None:

@@ -1,18 +1,29 @@
 """The pages of docs/lab are those of the results beside them, and each names a figure that is there."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from anyformer.lab.experiment import NAMES, find
+from anyformer.lab.experiment import NAMES, Word, find
 from anyformer.lab.experiments.warmup import _by_layer
-from anyformer.lab.page import measured_on, page_of, reading, setup
+from anyformer.lab.page import measured_on, page_of, reading, rule_for, setup
 from anyformer.lab.report import index_of, stored, unused_figures, verdicts_of
 from anyformer.lab.stats import summary
 from anyformer.lab.verdicts import VERDICTS, Stored, described, known_verdicts
 
-LAB = Path(__file__).parents[2] / "docs" / "lab"
+ROOT = Path(__file__).parents[2]
+LAB = ROOT / "docs" / "lab"
+WORDS: dict[str, Word] = {
+    "holds": "holds",
+    "undecided": "undecided at this size",
+    "does not hold": "does not hold here",
+    "성립합니다": "holds",
+    "미결": "undecided at this size",
+    "성립하지 않": "does not hold here",
+}
+CITED = rf"/lab/(\w+)\.md\):\s+(?:CPU에서는? )?({'|'.join(WORDS)})"  # "[claim](../lab/name.md): holds"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,7 +100,7 @@ def test_a_page_states_the_set_up_and_what_was_observed_of_every_condition(name:
     experiment = find(name)
     for results in stored(experiment, LAB).values():
         assert experiment.setting(results)
-        outcomes, beside = experiment.judge(results).outcomes, experiment.beside(results)
+        outcomes, beside = experiment.verdict(results).outcomes, experiment.beside(results)
         assert not beside.keys() - {one.name for one in outcomes}
         assert not [one.name for one in outcomes if not (one.seen or beside.get(one.name))]
 
@@ -110,7 +121,7 @@ def test_a_claim_says_what_a_reader_needs(name: str) -> None:
 def test_results_under_another_rule_are_stale() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]
-    fresh, other = ([replace(r, rule=rule) for r in results] for rule in (experiment.rule, "0" * 12))
+    fresh, other = ([replace(r, rule=rule) for r in results] for rule in (rule_for(experiment, results), "0" * 12))
     assert "stale" not in page_of(experiment, {"cpu": fresh}).lower()
     for some in (other, [*fresh[:-1], other[-1]]):
         page = page_of(experiment, {"cpu": some})
@@ -118,7 +129,7 @@ def test_results_under_another_rule_are_stale() -> None:
         assert "(stale)\n" in page
         assert "`000000000000`" in page
         assert "(stale)" in index_of([(experiment, {"cpu": some})])
-    assert experiment.rule in page_of(experiment, {"cpu": fresh})
+    assert rule_for(experiment, results) in page_of(experiment, {"cpu": fresh})
 
 
 def test_listed_verdicts_are_those_of_the_results() -> None:
@@ -127,9 +138,20 @@ def test_listed_verdicts_are_those_of_the_results() -> None:
     assert all(known_verdicts()[e.name].keys() == found.keys() for e, found in index)
 
 
+@pytest.mark.parametrize("folder", ["concepts", "ko/concepts"])
+def test_pages_cite_the_verdicts_of_today(folder: str) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs" / folder).glob("*.md")]
+    found = re.findall(CITED, "".join(pages))
+    assert len(found) > 10
+    for name, cited in found:
+        assert known_verdicts()[name]["cpu"].word == WORDS[cited], name
+
+
 def test_a_listed_verdict_says_whether_it_is_stale() -> None:
     experiment = find("norms")
-    assert described(experiment, "cpu", Stored("holds", experiment.rule, 3.5)) == "holds, 3.5 min"
+    assert (
+        described(experiment, "cpu", Stored("holds", experiment.rule(experiment.cells("cpu")), 3.5)) == "holds, 3.5 min"
+    )
     assert described(experiment, "cpu", Stored("holds", "other", 3.5)) == "holds, stale, 3.5 min"
     assert described(experiment, "gpu", None) == f"about {experiment.minutes[2]:g} min"
 

@@ -18,6 +18,7 @@ from anyformer.attention.attend import Backend
 from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
 from anyformer.lab.alone import alone
 from anyformer.lab.cells import SCRATCH, Cell, Result
+from anyformer.lab.decision import Side
 from anyformer.lab.experiment import Size
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
@@ -161,6 +162,12 @@ def found(results: Sequence[Result], name: str, **cell: Any) -> list[Any]:
     """Return a measurement of all cells with these values; a diverged training may lack it."""
     some = [r for r in results if all(r.cell[key] == value for key, value in cell.items())]
     return [r.found[name] for r in some if name in r.found]
+
+
+def side(name: str, results: Sequence[Result], score: str, *, higher: bool = False, **cell: Any) -> Side:
+    """Return one side of a comparison by learning rate: a measurement of all cells with these values."""
+    rates = sorted({r["lr"] for r in results if all(r.cell[key] == value for key, value in cell.items())})
+    return Side(name, {lr: found(results, score, **cell, lr=lr) for lr in rates}, higher)
 
 
 def final(curve: Sequence[Sequence[float]]) -> float:

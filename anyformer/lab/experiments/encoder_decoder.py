@@ -1,6 +1,7 @@
 """A recurrent encoder–decoder with and without attention, and a Transformer: words translated by sentence length."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,9 +26,9 @@ from anyformer.config import (
 )
 from anyformer.decoding.generate import generate
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
-from anyformer.lab.experiments.common import DEVICE, learn, seeds
+from anyformer.lab.experiments.common import DEVICE, learn, seeds, side
 from anyformer.lab.figures import curves, legend, lines, panels, reference
 from anyformer.lab.stats import summary, written_test
 from anyformer.nn.model import Transformer
@@ -120,6 +121,10 @@ those of training are not tried."""
             conditions,
             requires=[Fact(f"both RNNs have {LEARNT} of the words right in the shortest sentences", learnt >= LEARNT)],
         )
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        longest = [replace(r, found={"right": r["right"][-1]}) for r in results]
+        return [side(label, longest, "right", higher=True, model=m) for m, label in LABELS.items()]
 
     def beside(self, results: Sequence[Result]) -> dict[str, str]:
         lowest = {m: min(r["right"][0] for r in _best(results, m)) for m in (BARE, ATTENDING)}

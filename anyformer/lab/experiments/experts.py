@@ -24,9 +24,9 @@ from anyformer.config import (
 )
 from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
-from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, seeds
+from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, seeds, side
 from anyformer.lab.figures import legend, lines, log_ticks, panels
 from anyformer.lab.stats import summary
 from anyformer.nn.experts import StackedLinear
@@ -147,6 +147,10 @@ half of the claim; a dense model of about equal stored parameters is better than
                 Fact(f"the experts tell {TOLD:.0%} of what they could about the task", seen, f"{summary(told)}"),
             ]
         )
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        most = max(r["tasks"] for r in results)
+        return [side(LABELS[m], results, "loss", model=m, tasks=most) for m in (DENSE, SPARSE)]
 
     def result(self, results: Sequence[Result]) -> str:
         most = max(r["tasks"] for r in results)

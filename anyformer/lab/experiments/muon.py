@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from anyformer.config import ModelConfig
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import More, decide
+from anyformer.lab.decision import More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
@@ -100,7 +100,7 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
         return [[cell for cell in cells if (len(cell["rates"]) == 1) is tuning] for tuning in (True, False)]
 
     def prepare(self, results: Sequence[Result]) -> None:
-        self.best = _best_rates([r for r in results if len(r["rates"]) == 1])
+        self.best = {(r, one): _tuning(results, r, one).best for r in _recipes(results) for one in OPTIMISERS}
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Train with the only rate of a cell, or with the best of several."""
@@ -123,6 +123,9 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
                 for name, x in losses.items()
             ]
         )
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        return [_tuning(results, recipe, one) for recipe in _recipes(results) for one in OPTIMISERS]
 
     def result(self, results: Sequence[Result]) -> str:
         facts = []
@@ -158,21 +161,21 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
         )
 
     def remark(self, results: Sequence[Result]) -> str:
-        """Name the best rates at an end of those tried, and those that are nearly tied with the best one in tuning."""
+        """Name the rates that are nearly tied with the best one in tuning."""
         ties = []
         for recipe in _recipes(results):
             for optimizer, name in NAMES.items():
-                tuned = [r for r in results if (r["recipe"], r["optimizer"]) == (recipe, optimizer)]
-                losses = {r["lr"]: r["best"] for r in tuned if len(r["rates"]) == 1}
+                losses = {lr: loss for lr, (loss,) in _tuning(results, recipe, optimizer).scores.items()}
                 near = sorted(lr for lr, loss in losses.items() if loss < min(losses.values()) + TIE)
                 if len(near) > 1:
                     each = ", ".join(f"{losses[lr]:.3f} at {lr:g}" for lr in near)
                     ties.append(f"{name} in `{recipe}` ({each})")
-        tied = (
+        return (
             f"In tuning, with one seed, several rates are within {TIE} nats of the best, so that the choice among them "
             f"is close to arbitrary: {'; '.join(ties)}."
+            if ties
+            else ""
         )
-        return " ".join(filter(None, (_at_ends(results), tied if ties else "")))
 
     def caption(self, results: Sequence[Result]) -> str:
         zoomed = any(_is_close(results, recipe) for recipe in _recipes(results))
@@ -203,12 +206,10 @@ difference may be one of this tuning. Steps are compared, not time: a step of Mu
                 reference(inset, summary(_losses(results, recipe)["adamw"]).mean)
                 inset.grid(alpha=0.25, linewidth=0.6)
                 inset.tick_params(labelsize=8)
-            tuned = [r for r in results if r["recipe"] == recipe and len(r["rates"]) == 1]
-            both = {one: [r for r in tuned if r["optimizer"] == one] for one in OPTIMISERS}
-            lines(right, {NAMES[one]: {r["lr"]: [r["best"]] for r in some} for one, some in both.items()})
+            lines(right, {NAMES[one]: _tuning(results, recipe, one).scores for one in OPTIMISERS})
             log_ticks(right, RATES)
             right.tick_params(axis="x", rotation=30)
-            title = f"{recipe}: tuning, {tuned[0]['steps']} steps"
+            title = f"{recipe}: tuning, {results[0]['tuning']} steps"
             right.set(title=title, xlabel="learning rate", ylabel="lowest validation loss, nats")
         for axis in axes:
             label_ends(axis)
@@ -235,14 +236,10 @@ def _recipe(cell: Cell, lr: float) -> Recipe:
     return read_recipe(name, [*cell["changes"], *changes, *metrics])
 
 
-def _best_rates(tuned: Sequence[Result]) -> dict[tuple[str, str], float]:
-    """Return the rate with the lowest loss, by recipe and optimiser."""
-    best: dict[tuple[str, str], Result] = {}
-    for result in tuned:
-        task = result["recipe"], result["optimizer"]
-        if task not in best or result["best"] < best[task]["best"]:
-            best[task] = result
-    return {task: result["lr"] for task, result in best.items()}
+def _tuning(results: Sequence[Result], recipe: str, optimizer: str) -> Side:
+    """Return the loss of each rate in tuning, with one seed."""
+    some = [r for r in results if (r["recipe"], r["optimizer"]) == (recipe, optimizer) and len(r["rates"]) == 1]
+    return Side(f"{NAMES[optimizer]} in {recipe}", {r["lr"]: [r["best"]] for r in some})
 
 
 def _recipes(results: Sequence[Result]) -> list[str]:
@@ -257,17 +254,6 @@ def _last(results: Sequence[Result], recipe: str, optimizer: str) -> list[Result
 
 def _losses(results: Sequence[Result], recipe: str) -> dict[str, list[float]]:
     return {one: [r["best"] for r in _last(results, recipe, one)] for one in OPTIMISERS}
-
-
-def _at_ends(results: Sequence[Result]) -> str:
-    """Return which best rates are at an end of those tried, in a sentence; nothing if none is."""
-    ends = {RATES[0]: "smallest", RATES[-1]: "largest"}
-    rates = {
-        (NAMES[one], recipe): _last(results, recipe, one)[0]["lr"] for recipe in _recipes(results) for one in NAMES
-    }
-    at_end = [f"{one} in {recipe} (the {ends[lr]})" for (one, recipe), lr in rates.items() if lr in ends]
-    listed = f"{len(at_end)} of the {len(rates)} best rates are at an end of those tried: {', '.join(at_end)}"
-    return f"{listed}; a rate beyond might be better." if at_end else ""
 
 
 def _is_close(results: Sequence[Result], recipe: str) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
-from anyformer.lab.experiments.common import final, found, seeds, sorting
+from anyformer.lab.experiments.common import final, found, seeds, side, sorting
 from anyformer.lab.figures import curves, label_ends, panels, reference
 from anyformer.lab.stats import summary, written_test
 from anyformer.lab.trial import trained
@@ -64,7 +64,7 @@ finite losses. Initialisations that are made for depth without norms or residual
 
     def cells(self, size: Size) -> list[Cell]:
         width, depths, longest, tokens, steps, rates = {
-            "quick": (32, (2, 12), 5, 320, 200, (1e-3, 4e-3)),
+            "quick": (32, (2, 12), 5, 320, 200, (1e-3, 4e-3, 1.6e-2)),
             "cpu": (32, (2, 16), 5, 320, 250, (1e-3, 4e-3)),
             "gpu": (256, (2, 18), 16, 4096, 500, (3e-4, 1e-3)),
         }[size]
@@ -114,6 +114,11 @@ finite losses. Initialisations that are made for depth without norms or residual
             ],
         )
 
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        shallow, *_, deep = _depths(results)
+        judged = ((shallow, "both"), (shallow, "no norms"), (deep, "both"), (deep, "no residuals"))
+        return [_side(results, depth, variant) for depth, variant in judged]
+
     def beside(self, results: Sequence[Result]) -> dict[str, str]:
         shallow, *_, deep = _depths(results)
         return {
@@ -150,8 +155,7 @@ finite losses. Initialisations that are made for depth without norms or residual
         cell = results[0].cell
         return f"""A decoder reads a row of 4 to {cell["longest"]} digits and outputs them sorted. Norms are layer norms
 before each sublayer; a final norm stays in every variant. The shallow models have more seeds, since the difference
-between them is small. The rate rises over the first tenth of the steps and falls along a cosine after it. With two
-rates the best one is always at an end of those tried."""
+between them is small. The rate rises over the first tenth of the steps and falls along a cosine after it."""
 
     def caption(self, results: Sequence[Result]) -> str:
         depth = _depths(results)[-1]
@@ -205,11 +209,9 @@ def _diverged(results: Sequence[Result], depth: int, variant: str) -> str:
     return f" ({sum(lost)} of {len(lost)} diverged)" if any(lost) else ""
 
 
-def _rate(results: Sequence[Result], depth: int, variant: str) -> float:
-    """Return the best learning rate of a variant."""
-    rates = sorted({r["lr"] for r in results})
-    return float(min(rates, key=lambda lr: summary(found(results, "final", depth=depth, variant=variant, lr=lr)).mean))
+def _side(results: Sequence[Result], depth: int, variant: str) -> Side:
+    return side(f"{depth} layers {WORDS[variant]}", results, "final", depth=depth, variant=variant)
 
 
 def _best(results: Sequence[Result], name: str, depth: int, variant: str) -> list[Any]:
-    return found(results, name, depth=depth, variant=variant, lr=_rate(results, depth, variant))
+    return found(results, name, depth=depth, variant=variant, lr=_side(results, depth, variant).best)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Fact, More, decide
+from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds, sorting
 from anyformer.lab.figures import Points, label_ends, legend, lines, log_ticks, panels, reference
@@ -58,11 +58,10 @@ loss."""
         "Variance of scores, entropy of softmax and gradient norm at initialisation; validation loss after training."
     )
     limits = """Sorting digits with small models and few steps; two learning rates (at the small initialisation one, on
-a CPU), of which the better one is chosen on the same seeds. A diverged training counts as guessing. On a
-GPU the best rate without the factor is the smallest tried (0.001) in every setting. On a CPU every best rate is the
-largest (0.004). The two rates differ by a factor of 4, where the idea above expects $\\sqrt{512} = 23$: a rate beyond
-them might change the difference. With larger $k$ a model also has more parameters in $Q$ and $K$. At $k = 512$ its loss
-is higher than at $k = 8$ with the factor, too."""
+a CPU), of which the better one is chosen on the same seeds. A diverged training counts as guessing. The two rates
+differ by a factor of 4, where the idea above expects $\\sqrt{512} = 23$: one beyond them might change the difference.
+With larger $k$ a model also has more parameters in $Q$ and $K$. At $k = 512$ its loss is higher than at $k = 8$ with
+the factor, too."""
     sources = (
         "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.1",
         "Noci et al. (2022), [Signal Propagation in Transformers](https://arxiv.org/abs/2206.03126)",
@@ -78,7 +77,8 @@ is higher than at $k = 8$ with the factor, too."""
     def cells(self, size: Size) -> list[Cell]:
         width, depth, steps = {"quick": (64, 1, 150), "cpu": (64, 1, 200), "gpu": (128, 2, 600)}[size]
         model = {"width": width, "depth": depth, "heads": 2, "value_width": width // 2}
-        ways = [("unit", 4e-3), ("unit", 1e-3), ("small", 4e-3)] + ([("small", 1e-3)] if size == "gpu" else [])
+        ways = [("unit", 4e-3), ("unit", 1e-3), ("small", 4e-3)]
+        ways += {"quick": [("unit", 1.6e-2)], "cpu": [], "gpu": [("small", 1e-3)]}[size]
         begin = [
             {"part": "beginning", "init": init, "k": 2**n, "scale": scale, **model, "rows": 32, "length": 24, "seed": s}
             for init in INITS
@@ -139,6 +139,10 @@ is higher than at $k = 8$ with the factor, too."""
             ]
         )
 
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        ks = sorted({r["k"] for r in results if r["part"] == "training"})
+        return [_side(results, "unit", k, scale) for k in (ks[0], ks[-1]) for scale in NAMES]
+
     def result(self, results: Sequence[Result]) -> str:
         ks = sorted({r["k"] for r in results if r["part"] == "training"})
         gaps = ", ".join(f"{summary(_gaps(results, 'unit', k)).mean:+.2f} at k = {k}" for k in ks)
@@ -189,7 +193,7 @@ is higher than at $k = 8$ with the factor, too."""
                 for scale, name in NAMES.items():
                     found = (_values(results, "beginning", init, k, scale, what) for what in SEEN)
                     means = (f"{summary(v).mean:.3g}" for v in found)
-                    best = _best_rate(results, init, k, scale), str(summary(_best(results, init, k, scale)))
+                    best = f"{_side(results, init, k, scale).best:g}", str(summary(_best(results, init, k, scale)))
                     rows.append((init, str(k), name, *means, *best))
         return rows
 
@@ -255,19 +259,18 @@ def _gaps(results: Sequence[Result], init: str, k: int) -> list[float]:
 
 def _best(results: Sequence[Result], init: str, k: int, scale: str) -> list[float]:
     """Return the losses of all seeds at the best learning rate."""
-    rates = {r["lr"] for r in results if r["part"] == "training"}
-    each = [
-        _values([r for r in results if r.cell.get("lr") == rate], "training", init, k, scale, "loss") for rate in rates
-    ]
-    return min((values for values in each if values), key=lambda values: summary(values).mean)
+    side = _side(results, init, k, scale)
+    return list(side.scores[side.best])
 
 
-def _best_rate(results: Sequence[Result], init: str, k: int, scale: str) -> str:
-    """Return the learning rate of `_best`."""
-    rates = sorted({r["lr"] for r in results if r["part"] == "training"})
-    each = {lr: [r for r in results if r.cell.get("lr") == lr] for lr in rates}
-    best = _best(results, init, k, scale)
-    return f"{next(lr for lr in rates if _values(each[lr], 'training', init, k, scale, 'loss') == best):g}"
+def _side(results: Sequence[Result], init: str, k: int, scale: str) -> Side:
+    """Return the losses of all seeds by learning rate."""
+    way = ("training", init, k, scale)
+    scores: dict[float, list[float]] = {}
+    for r in results:
+        if (r["part"], r["init"], r["k"], r["scale"]) == way:
+            scores.setdefault(r["lr"], []).append(r.found.get("loss", GUESSING))
+    return Side(f"{NAMES[scale]} at k = {k}", scores)
 
 
 def _with_interval(found: Difference) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import More, decide
+from anyformer.lab.decision import More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
-from anyformer.lab.experiments.common import seeds, sorting
+from anyformer.lab.experiments.common import seeds, side, sorting
 from anyformer.lab.figures import curves, dots, legend, log_ticks, panels, reference
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trial
@@ -81,6 +81,14 @@ nothing about where training ends."""
             fixed, learned = ([r["mean"] for r in _best(results, shape, p)] for p in (SINUSOIDAL, LEARNED))
             conditions.append(More(f"training loss over all steps, {label}: sinusoidal - learned", fixed, learned))
         return decide(conditions)
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        found = []
+        for shape, label in SHAPES.items():
+            for p in SCHEMES:
+                best = _best(results, shape, p)[0]["scale"]
+                found.append(side(f"{label}, {p}", results, "mean", shape=shape, position=p, scale=best))
+        return found
 
     def setting(self, results: Sequence[Result]) -> str:
         return f"""Rows of 4 to {results[0]["longest"]} digits are sorted. Where a size has one learning rate, that one

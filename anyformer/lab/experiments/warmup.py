@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Fact, More, decide, outcomes_of
+from anyformer.lab.decision import Fact, More, Side, decide, outcomes_of
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
-from anyformer.lab.experiments.common import final, found, seeds, sorting
+from anyformer.lab.experiments.common import final, found, seeds, side, sorting
 from anyformer.lab.figures import curves, label_ends, legend, lines, log_ticks, panels
 from anyformer.lab.stats import summary, tabled_test
 from anyformer.lab.trial import trained
@@ -71,7 +71,7 @@ every layer. The gradient norms alone do not explain the difference."""
 
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, tokens, steps, rates = {
-            "quick": (32, 12, 5, 320, 200, (1e-3, 4e-3)),
+            "quick": (32, 12, 5, 320, 200, (5e-4, 1e-3, 4e-3, 1.6e-2)),
             "cpu": (32, 12, 5, 320, 250, (1e-3, 4e-3)),
             "gpu": (256, 18, 16, 4096, 500, (3e-4, 1e-3)),
         }[size]
@@ -121,6 +121,13 @@ every layer. The gradient norms alone do not explain the difference."""
             ],
             also=each,
         )
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        return [
+            side(f"{p}-norm, warm-up of {n} steps", results, "final", placement=p, warmup=n)
+            for p in PLACEMENTS
+            for n in _warmups(results)
+        ]
 
     def setting(self, results: Sequence[Result]) -> str:
         return f"""A decoder reads 4 to {results[0]["longest"]} digits and outputs them sorted. The warm-up takes

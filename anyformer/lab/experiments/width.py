@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.lab.cells import Cell, Result
-from anyformer.lab.decision import Fact, decide
+from anyformer.lab.decision import Fact, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels
@@ -98,6 +98,13 @@ and batch size are not scaled."""
                 Fact("without it the best rate falls by a factor of 4 or more", moved, f"{2**fallen:g} times"),
             ],
         )
+
+    def sides(self, results: Sequence[Result]) -> list[Side]:
+        return [
+            Side(f"{name} muP at width {width}", {lr: points.get(lr, [math.inf]) for lr in _rates(results)})
+            for scale, name in (("standard", "without"), ("mup", "with"))
+            for width, points in _losses(results, scale).items()
+        ]
 
     def result(self, results: Sequence[Result]) -> str:
         ends = _ends(results)
@@ -216,6 +223,10 @@ def _best(results: Sequence[Result], scale: str) -> dict[int, float]:
     """Return the learning rate with the lowest mean loss, by width."""
     losses = _losses(results, scale)
     return {width: min(points, key=lambda lr: summary(points[lr]).mean) for width, points in losses.items()}
+
+
+def _rates(results: Sequence[Result]) -> list[float]:
+    return sorted({r["lr"] for r in results})
 
 
 def _ends(results: Sequence[Result]) -> dict[float, str]:
