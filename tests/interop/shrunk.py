@@ -198,13 +198,18 @@ def outcome(entry: Published, folder: Path, **options: Any) -> Outcome:
     return _compared(theirs, found.model)._replace(warned=warned)
 
 
+def class_of(config: dict[str, Any], family: str) -> type[hf.PreTrainedModel] | None:
+    """Return the class that a config names, or the usual one of the family; None if `transformers` does not have it."""
+    titles = {"bert": "BertModel", "roberta": "RobertaModel", "gpt2": "GPT2LMHeadModel", "bloom": "BloomForCausalLM"}
+    name = next(iter(config.get("architectures") or [titles.get(family, "")]))
+    return getattr(hf, re.sub("^LLaMA", "Llama", name), None)
+
+
 def reference(config: dict[str, Any], family: str) -> hf.PreTrainedModel | None:
     """Return the model that `transformers` builds from a config of a supported family; None for an unknown class."""
-    titles = {"bert": "BertModel", "roberta": "RobertaModel", "gpt2": "GPT2LMHeadModel", "bloom": "BloomForCausalLM"}
     if family not in FAMILIES or "quantization_config" in config:
         return None
-    name = next(iter(config.get("architectures") or [titles.get(family, "")]))
-    model = getattr(hf, re.sub("^LLaMA", "Llama", name), None)
+    model = class_of(config, family)
     if model is None:
         return None
     settings = hf.CONFIG_MAPPING[family].from_dict(config)

@@ -3,14 +3,19 @@
 The files are in `published/`, with the repository, path and commit that each was read from.
 """
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import torch
 import transformers as hf
 
+from anyformer.config import Attention, ModelConfig, Rotary
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import FAMILIES
-from tests.interop.shrunk import PAGE, PROMISE, entries, outcome, sentence, shrink
+from tests.interop.shrunk import PAGE, PROMISE, Published, class_of, entries, outcome, sentence, shrink
+from tests.parity.test_positions import assert_turns
 
 ENTRIES = entries()
 LOADED = [name for name, entry in ENTRIES.items() if not entry.refused]
@@ -65,6 +70,43 @@ def test_loads_with_the_family_that_it_does_not_name(name: str, tmp_path: Path) 
     assert not found.refused
     assert found.distance <= PROMISE
     assert found.greedy
+
+
+def rotations(config: ModelConfig) -> list[tuple[Rotary, int]]:
+    """Return the rotary positions of a model, each with the width of the heads that it rotates."""
+    found = {
+        (position, block.mixer.rotary_width(config.width))
+        for stack in config.stacks.values()
+        for block in stack.unrolled()
+        if isinstance(block.mixer, Attention) and isinstance(position := block.mixer.position or stack.position, Rotary)
+    }
+    return list(found)
+
+
+def published_angles(entry: Published) -> list[tuple[torch.Tensor, float]]:
+    """Return the frequencies of the model of `transformers`, and the factor of cos and sin."""
+    classes = vars(inspect.getmodule(class_of(entry.config, entry.family)))
+    (part,) = (one for name, one in classes.items() if name.endswith("RotaryEmbedding") and "Vision" not in name)
+    made = part(hf.CONFIG_MAPPING[entry.family].from_dict(entry.config))
+    kinds = [name.removesuffix("inv_freq") for name, _ in made.named_buffers() if "original" not in name]
+    return [(getattr(made, f"{kind}inv_freq"), getattr(made, f"{kind}attention_scaling")) for kind in kinds]
+
+
+def test_rotary_positions_at_published_sizes() -> None:
+    """At a tiny size, two different ramps from fast to slow waves may be the same."""
+    scalings = set()
+    for name in set(LOADED) - set(UNNAMED):
+        entry = ENTRIES[name]
+        classes = entry.config.get("architectures")
+        if not classes or entry.family == "gptj":  # which has no class for it
+            continue
+        found = rotations(FAMILIES[entry.family].config(Fields(entry.config, Path(name), dict), classes))
+        found.sort(key=lambda one: float(one[0].prepare(torch.tensor([[1]]), one[1]).sin.flatten()[-1]))
+        theirs = sorted(published_angles(entry), key=lambda one: float(one[0][-1].sin()) * one[1]) if found else []
+        for (rotary, width), (frequencies, factor) in zip(found, theirs, strict=True):
+            assert_turns(rotary, width, frequencies, factor)
+            scalings.add(rotary.scaling.kind)
+    assert scalings == {"none", "llama3", "yarn"}
 
 
 def test_every_family_has_a_published_config() -> None:
