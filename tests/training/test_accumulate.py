@@ -103,3 +103,25 @@ def test_a_discarded_step_leaves_no_statistics_for_the_next(tmp_path: Path) -> N
         take_step(batches[:1])
         found.append(buffers(job.model))
     assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5])
+def test_auxiliary_losses_are_per_token(tmp_path: Path, balance: float) -> None:
+    """The gradient of a step is that of the mean over all labels of their losses and of the terms of their batches."""
+    job = make(changed(pairs(dropout=0.0, accumulate=2, clip="none"), experts(balance)), tmp_path / "run")
+    batches = two_batches(job)
+    counts = [batch.target_count for batch in batches]
+    assert counts[0] != counts[1]
+    total = torch.zeros(())
+    for batch, count in zip(batches, counts, strict=True):
+        loss, auxiliary, _ = job.objective(*job.objective.arguments(job.objective.select_labels(batch), False), None)
+        total = total + (loss / count + auxiliary) * count / sum(counts)
+    names = [name for name, x in job.model.named_parameters() if x.requires_grad]
+    expected = torch.autograd.grad(total, [x for x in job.model.parameters() if x.requires_grad])
+    found: dict[str, torch.Tensor] = {}
+    job.optimizer.register_step_pre_hook(
+        lambda *_: found.update((name, x.grad.clone()) for name, x in job.model.named_parameters())
+    )
+    TrainingStep(job)(batches)
+    for name, gradient in zip(names, expected, strict=True):
+        torch.testing.assert_close(found[name], gradient, msg=lambda why, name=name: f"{name}: {why}")
