@@ -1,6 +1,7 @@
 """Plans hold every example once and within the budget, tensors hold what the examples say, and padding is rare."""
 
 import os
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import cast
 
@@ -83,6 +84,19 @@ def test_epochs_and_seeds_differ(spec: Padded | Packed) -> None:
     pieces = [Example([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(100)]
     orders = {tuple(b.examples for b in epoch_of(loader(pieces, spec, seed), e)) for seed in (0, 1) for e in (0, 1)}
     assert len(orders) == 4
+
+
+@pytest.mark.parametrize("spec", [Padded(tokens=32, pool=2), Packed(tokens=64, length=32)])
+def test_epochs_and_seeds_group_other_examples(spec: Padded | Packed) -> None:
+    """Which examples share a row, or a batch of padded rows, is drawn anew: few groups are there twice."""
+    pieces = [Example([1] * (1 + i % 7), [1] * (1 + i % 7)) for i in range(400)]
+    groups = []
+    for seed, epoch in product((0, 1), (0, 1)):
+        plan = loader(pieces, spec, seed).plan(epoch)
+        rows = chain.from_iterable(plan) if isinstance(spec, Packed) else (sum(batch, ()) for batch in plan)
+        groups.append({frozenset(row) for row in rows if len(row) > 1})
+    for one, other in combinations(groups, 2):
+        assert len(one & other) < 0.02 * min(len(one), len(other))
 
 
 def test_the_next_epoch_is_planned_while_one_is_read() -> None:
