@@ -197,6 +197,35 @@ def test_hangs_and_crashes(code: str, said: str, tmp_path: Path, monkeypatch: py
     assert said in refused(folder)
 
 
+def replacing(text: str, factor: int, times: int) -> dict[str, Any]:
+    each = {"type": "Replace", "pattern": {"String": text}, "content": text * factor}
+    return {"type": "Sequence", "normalizers": [each] * times, "decoders": [each] * times}
+
+
+MULTIPLYING = [
+    (110, 1, "it multiplies texts: it makes "),
+    (100, 4, "it takes more than 64 MiB of memory to read short texts, which it may multiply"),
+    (10, 11, "it takes more than "),  # CPU time or memory
+]
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize(("factor", "times", "said"), MULTIPLYING)
+@pytest.mark.parametrize("text", ["a", "중"])
+def test_a_tokenizer_that_multiplies_texts_is_refused(
+    part: str, text: str, factor: int, times: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "PROBE_SECONDS", 1)
+    monkeypatch.setattr(trial, "PROBE_BYTES", 64 << 20)
+    model = {"type": "BPE", "vocab": {text: 0, "b": 1}, "merges": []}
+    assert said in refused(written(tmp_path, model=model, **{part: replacing(text, factor, times)}))
+
+
+def test_a_tokenizer_that_expands_characters_is_read(tmp_path: Path) -> None:
+    written(tmp_path, normalizer=replacing("a", 18, 1), decoder=replacing("b", 18, 1))
+    assert TextTokenizer.load(tmp_path, foreign=True).encode("ab") == [0] * 18 + [1]
+
+
 def test_a_broken_map_of_a_model_is_refused(tmp_path: Path) -> None:
     data, part = MODELS["padded"], b"\x1a"  # field 3, the normaliser, comes after all pieces
     at = data.index(b"nmt_nfkc") + len(b"nmt_nfkc") + 6
