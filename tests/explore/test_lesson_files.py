@@ -72,6 +72,31 @@ def test_the_answer_of_each_question_is_gone_with_everything_off(workspace: Work
     assert p < 0.1 < found["before"] / 2
 
 
+def right(workspace: Workspace, name: str, step: int, **more: Any) -> list[str]:
+    found = asked(workspace, name, step, **more)
+    return [found["candidates"][i]["name"] for i in found["right"]]
+
+
+def test_what_the_lessons_conclude_is_what_the_run_does(workspace: Workspace) -> None:
+    """The sentences after an answer are fixed: each one is checked against the run."""
+    lessons = shipped_lessons()
+    assert right(workspace, "1-input", 1) == ["5"]  # "only without the 5 does it write something else"
+    assert right(workspace, "1-input", 2) == []  # "there are two 3s in the text, and one is enough"
+    heads = [right(workspace, "2-heads", step) for step in (1, 2, 3)]
+    assert [len(one) for one in heads[:2]] == [1, 1]
+    assert heads[0] != heads[1]  # "in this text another head does it"
+    assert heads[2] == []  # "where no single head is needed, several do the same work"
+    other = lessons["2-heads"].model_copy(update={"text": "4 0 5", "answer": "0 4 5"})
+    assert [right(workspace, "other", step, other=other) for step in (1, 2)] != heads[:2]  # "try 4 0 5"
+    found, counted = (int(right(workspace, "3-training", step)[0]) for step in (1, 2))
+    assert found < counted  # "counting is learnt later than finding"
+    between = [step for step in workspace.opened("sort").about()["steps"] if found <= step < counted]
+    text = lessons["3-training"].text
+    for step in between:  # "until then, the model leaves repeated digits out"
+        answer = workspace.answer("answer", {"run": "sort", "text": text, "step": step})["answer"]
+        assert answer == " ".join(sorted({*text.split()}))
+
+
 def test_a_question_that_survives_everything_off_is_refused(workspace: Workspace) -> None:
     """The run writes 1 after the separator whatever it has read, so no head and no word can be right."""
     fields = {"text": "3 1 2", "answer": "1 2 3"}
