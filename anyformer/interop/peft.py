@@ -26,6 +26,7 @@ from anyformer.interop import weight_files
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
+from anyformer.interop.weight_conversion import is_finite, warn_nonfinite
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import Grouped, Interleaved, Rows, TensorRule, Transposed
 from anyformer.nn.model import Transformer
@@ -87,6 +88,8 @@ def read(folder: Path, base: Transformer, *, family: str | None = None, allow_pi
     scales = _read_config(folder / CONFIG)
     one, _ = find_family([_family(family)] if family else FAMILIES.values(), base.config)
     stored = _named(one, _stored(folder, allow_pickle))
+    if nonfinite := [name for name, x in stored.items() if not is_finite(x.read())]:
+        warn_nonfinite(stored[nonfinite[0]].file, nonfinite)
     rules = one.tensor_rules(base.config)
     low_rank = _low_rank(rules, stored, scales, folder)
     if not low_rank:

@@ -73,17 +73,22 @@ def translated(
         tensor_rules, key=lambda rule: -sum(map(math.prod, rule.shapes))
     ):  # the largest first, while most memory is free
         parts = [stored[name].read().to(dtype) for name in rule.theirs]
-        nonfinite += [name for name, x in zip(rule.theirs, parts, strict=True) if not _is_finite(x)]
+        nonfinite += [name for name, x in zip(rule.theirs, parts, strict=True) if not is_finite(x)]
         found |= rule.join(parts)
     for spare_rule in spare:
         _check_spare(spare_rule, stored)
     if nonfinite:
-        what = f"{visible(nonfinite[0])}{f' and {len(nonfinite) - 1} others' if len(nonfinite) > 1 else ''}"
-        warnings.warn(f"{stored[nonfinite[0]].file}: {what}: some values are not finite", stacklevel=3)
+        warn_nonfinite(stored[nonfinite[0]].file, nonfinite)
     return found
 
 
-def _is_finite(x: Tensor) -> bool:
+def warn_nonfinite(file: Path, names: list[str]) -> None:
+    """Warn of NaN or Inf in some tensors of a file."""
+    what = f"{visible(names[0])}{f' and {len(names) - 1} others' if len(names) > 1 else ''}"
+    warnings.warn(f"{file}: {what}: some values are not finite", stacklevel=3)
+
+
+def is_finite(x: Tensor) -> bool:
     """Check the extremes, which are NaN if a value is: no temporaries, which leave holes between the weights."""
     return not x.numel() or all(math.isfinite(extreme) for extreme in x.aminmax())
 

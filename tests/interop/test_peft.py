@@ -207,6 +207,19 @@ def test_options_for_the_base_are_used_or_refused(tmp_path: Path) -> None:
     done(*adapter, tmp_path / "base", "--ignore-field", "rope_theta")
 
 
+@pytest.mark.parametrize("part", ["lora_A", "lora_B", "classifier"])
+def test_an_adapter_with_nan_warns(tmp_path: Path, part: str) -> None:
+    trained(bert("SequenceClassification"), tmp_path, target_modules=["query"], modules_to_save=["classifier"])
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if part in name)
+    tensors[name].view(-1)[-1] = math.nan
+    save_file(tensors, file)
+    public = name.removeprefix("base_model.model.")
+    with pytest.warns(UserWarning, match=re.escape(f"{file}: {public}: some values are not finite")):
+        import_model(tmp_path / "adapter", tmp_path / "run", base=tmp_path / "base")
+
+
 def test_tensors_that_are_refused(tmp_path: Path) -> None:
     trained(llama(), tmp_path, target_modules=ATTENTION)
     file = tmp_path / "adapter" / "adapter_model.safetensors"
