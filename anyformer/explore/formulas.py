@@ -157,9 +157,14 @@ def _latent(latent: LatentProjection, rotates: bool) -> list[str]:
     return [*found, f"q = [{content}; {rotated.format(turned)}]", f"k = [c W_k; {shared}]", "v = c W_v"]
 
 
+def is_inverse_root(scale: float, width: int) -> bool:
+    """Test whether the factor of scores is one over the root of the width of a key."""
+    return abs(scale * width**0.5 - 1) < 1e-6
+
+
 def scores_formula(attention: MultiHeadAttention, biased: bool, width: int) -> list[str]:
     """Return the formula of a score before the mask; `width` is that of a key."""
-    factor = f" / √{width}" if abs(attention.scale * width**0.5 - 1) < 1e-6 else f" · {number(attention.scale)}"
+    factor = f" / √{width}" if is_inverse_root(attention.scale, width) else f" · {number(attention.scale)}"
     score = f"q · k_s{factor if attention.scale != 1 else ''}"
     if attention.cap is not None:
         cap = number(attention.cap)

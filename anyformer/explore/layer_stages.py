@@ -12,6 +12,7 @@ from anyformer.explore.diagram import describe
 from anyformer.explore.formulas import (
     add_formula,
     feedforward_formula,
+    is_inverse_root,
     mix_formula,
     norm_formula,
     out_formula,
@@ -82,6 +83,7 @@ def _scores(place: Place) -> dict[str, Any]:
         "formula": scores_formula(attention, row.bias is not None, len(row.q)),
         "dots": rounded(row.dots),
         "scale": row.scale,
+        "root": len(row.q) if is_inverse_root(row.scale, len(row.q)) else None,
         "cap": row.cap,
         "bias": None if row.bias is None else rounded(row.bias),
         "scheme": place.trace.position(place.mixer.name),

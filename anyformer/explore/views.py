@@ -14,8 +14,8 @@ Every request about a text has run, text, target, off and step. The answers of a
     model    of all layers of a kind: layers, sizes, maps {layer.head: base64 of bytes, 48 × 48 at most}, peaks (the
              largest weight of each map, 255 in its bytes), names
     matrix   of one head: rows, columns, shape, what, normalizer, position (its kind), values (base64 of float32)
-    neuron   of a query and a key: q, k, product, dot, scale, cap, bias, sink, score, weight, visible, normalizer, row,
-             position (its kind)
+    neuron   of a query and a key: q, k, product, dot, scale, root (the width k, where scale is 1/√k), cap, bias,
+             sink, score, weight, visible, normalizer, row, position (its kind)
     rotation of a query and a key with rotary positions: pairs of q and k before and after, scores by distance
              (`rotation.py`)
     next     at one position: at, token, actual, logits [[token, logit]], ids, rest {count, temperatures, lse} of all
@@ -53,6 +53,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault, Side
+from anyformer.explore.formulas import is_inverse_root
 from anyformer.explore.requests import KindRequest, LayerRequest, MatrixRequest, NeuronRequest, NextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
 from anyformer.inspection.head_patterns import HeadStatistics, head_statistics
@@ -142,6 +143,7 @@ def neuron(trace: Trace, request: NeuronRequest) -> dict[str, Any]:
         "product": product.tolist(),
         "dot": float(product.sum()),
         "scale": attention.scale,
+        "root": len(q) if is_inverse_root(attention.scale, len(q)) else None,
         "cap": attention.cap,
         "bias": None if bias is None else finite(bias[at]),
         "sink": None if attention.sinks is None else float(attention.sinks[request.head].detach()),

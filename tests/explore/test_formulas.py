@@ -161,3 +161,14 @@ def test_each_formula_recomputes_the_numbers_beside_it(workspace: Workspace, nam
         trace = workspace.trace(TextRequest(**body(name)))
         kind = last_side(trace.run) if kind == "head" else kind
         recompute(Place(trace, kind, found["position"], StageRequest(**request)), stage, found)
+
+
+@pytest.mark.parametrize("name", [*made.RUNS, *FURTHER])
+def test_scores_are_divided_by_a_root_where_the_page_says_so(workspace: Workspace, name: str) -> None:
+    for stage, layer in every_stage(workspace.answer("path", body(name))):
+        if stage.endswith(".scores"):
+            found = workspace.answer("stage", body(name, stage=stage, layer=layer, head=1, at=1, key=0))
+            vectors = body(name, stage=stage.replace("scores", "qkv"), layer=layer, head=1, at=1, key=0)
+            width = len(workspace.answer("stage", vectors)["q"])
+            assert found["root"] == (width if found["scale"] == pytest.approx(width**-0.5) else None)
+            assert (f"q · k_s / √{width}" in found["formula"][0]) == (found["root"] is not None and width > 1)

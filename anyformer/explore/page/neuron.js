@@ -105,7 +105,7 @@ function sum(found) {
       make("small", {}, name),
     );
   const sign = (text) => make("span", { class: "sign" }, text);
-  const parts = [term("q · k", found.dot), sign("×"), term(word("scale"), found.scale)];
+  const parts = [term("q · k", found.dot), sign("×"), term(found.root ? `1/√${found.root}` : word("scale"), found.scale)];
   if (typeof found.cap === "number") parts.push(sign("→"), term(word("cap"), found.cap));
   parts.push(
     sign("+"),

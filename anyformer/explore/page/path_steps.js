@@ -94,6 +94,7 @@ const STEPS = {
     return {
       sentence: sentences(
         word("say.scores"),
+        found.root ? word("say.scores.root", found.root) : "",
         biased ? word(`say.scores.bias`) : "",
         found.cap !== null ? word("say.scores.cap", plainNumber(found.cap)) : "",
       ),

@@ -92,6 +92,8 @@ const PATH_ENGLISH = {
   "role.v": "passes on",
   "role.u": "what raises the output",
   "say.scores": "The dot product of the query with each key says how well they match.",
+  "say.scores.root":
+    "It is divided by √{}, the root of the number of products that it sums: a wider head would otherwise have larger scores.",
   "say.scores.bias": "A bias for the distance is added.",
   "say.scores.cap": "A soft cap keeps scores below {}.",
   biasShort: "bias",
@@ -283,6 +285,7 @@ const PATH_KOREAN = {
   "role.v": "전달하는 것",
   "role.u": "출력을 높이는 방향",
   "say.scores": "쿼리와 각 키의 내적은 둘이 얼마나 잘 맞는지를 나타냅니다.",
+  "say.scores.root": "더하는 곱의 개수의 제곱근인 √{}로 나눕니다. 나누지 않으면 헤드가 넓을수록 점수가 커집니다.",
   "say.scores.bias": "거리에 따른 편향을 더합니다.",
   "say.scores.cap": "소프트 캡이 점수를 {}보다 작게 유지합니다.",
   biasShort: "편향",
