@@ -32,10 +32,14 @@ from anyformer.nn.norm import normed
 TOP_VALUES, TOP_NEURONS = 5, 12
 
 
+def _norm_before(place: Place) -> nn.Module:
+    """Return the norm between the stream and the mixer."""
+    first = place.block.norm_in if isinstance(place.block, ParallelBlock) else nn.Identity()
+    return place.mixer.sublayer.norm_in if isinstance(first, nn.Identity) else first
+
+
 def _norm(place: Place) -> dict[str, Any]:
-    step, x, own = place.mixer, place.mixer.before.double()[0], place.block
-    first = own.norm_in if isinstance(own, ParallelBlock) else nn.Identity()
-    norm = step.sublayer.norm_in if isinstance(first, nn.Identity) else first
+    step, x, norm = place.mixer, place.mixer.before.double()[0], _norm_before(place)
     return {
         "norm": kind_of(norm),
         "formula": norm_formula(norm),
@@ -58,6 +62,7 @@ def _qkv(place: Place) -> dict[str, Any]:
     return {
         "formula": qkv_formula(attention, rotates, not bool(row.q[: len(row.q) // 2].any()) if twice else None),
         "read": rounded(place.mixer.read[0]),
+        "before": kind_of(_norm_before(place)),
         "q": rounded(row.q),
         "k": rounded(row.keys[key]),
         "v": rounded(row.values[key]),

@@ -81,6 +81,21 @@ def test_stages_continue_one_another(workspace: Workspace, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
+def test_the_vector_that_is_projected_is_named_by_its_norm(workspace: Workspace, name: str) -> None:
+    """It is the result of the step before where a norm stands there, and the vector of the stream where none does."""
+    for side in workspace.answer("path", body(name))["sides"]:
+        for stage in (stage for stage in side["layers"][0] if stage.endswith(".qkv")):
+            found, kind = (
+                workspace.answer("stage", body(name, stage=stage, head=0, at=1, key=1)),
+                stage.partition(".")[0],
+            )
+            assert bool(found["before"]) == (f"{kind}.norm" in side["layers"][0])
+            if found["before"]:
+                norm = workspace.answer("stage", body(name, stage=f"{kind}.norm", head=0, at=1, key=1))
+                assert (norm["norm"], norm["result"]) == (found["before"], found["read"])
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_sums_add_up_on_every_level(workspace: Workspace, name: str) -> None:
     """From the output to positions, parts, heads, tokens or neurons, and dimensions."""
     outline = workspace.answer("path", body(name))

@@ -78,7 +78,7 @@ const STEPS = {
       found.groups < found.heads ? word("say.qkv.groups", `${found.groups} : ${found.heads}`) : "",
     ),
     numbers: [
-      strips([["", "x", found.read]]),
+      strips([["", "x", found.read, found.before ? word("normedInput") : ""]]),
       strips([
         ["", "q", found.q, word("role.q")],
         ["", "k", found.k, found.key ? `${word("role.k")} (${visible(found.key[1])})` : word("role.k")],
