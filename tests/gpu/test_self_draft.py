@@ -79,4 +79,3 @@ def test_time_of_a_call_with_drafts(compile: bool, measured: Callable[..., None]
             torch.cuda.synchronize()
             took[name] = 1e3 * (perf_counter() - began)
     measured(greedy_ms=took["greedy"] / new, call_with_drafts_ms=took["drafts"] / calls, calls=calls)
-    assert took["drafts"] / calls < 3 * took["greedy"] / new

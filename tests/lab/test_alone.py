@@ -3,6 +3,7 @@
 import multiprocessing
 import tempfile
 import time
+from multiprocessing.synchronize import Event, Semaphore
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,32 @@ import pytest
 from anyformer.lab.alone import alone, beside_others
 
 
-def train(folder: str, until: float) -> None:
+def train(folder: str, over: Event, trained: Semaphore) -> None:
     tempfile.tempdir = folder
-    while time.time() < until:
+    while not over.is_set():
         with beside_others():
             mark = Path(folder) / f"training-{multiprocessing.current_process().name}"
             mark.touch()
             time.sleep(0.02)
             mark.unlink()
+        trained.release()
 
 
 def test_no_measurement_runs_beside_a_timed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     context = multiprocessing.get_context("fork")
-    others = [context.Process(target=train, args=(str(tmp_path), time.time() + 1.5)) for _ in range(3)]
+    over, trained = context.Event(), context.Semaphore(0)
+    others = [context.Process(target=train, args=(str(tmp_path), over, trained)) for _ in range(3)]
     for process in others:
         process.start()
-    time.sleep(0.2)
     for _ in range(5):
+        for _ in range(3):  # they train between measurements
+            assert trained.acquire(timeout=60)
         with beside_others(), alone():  # does not wait for ever: new trainings wait at the gate
             assert not list(tmp_path.glob("training-*"))
             time.sleep(0.03)
             assert not list(tmp_path.glob("training-*"))
-        time.sleep(0.05)
-    assert any(process.is_alive() for process in others)
+    over.set()
     for process in others:
         process.join()
         assert process.exitcode == 0

@@ -4,19 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from anyformer.training import watchdog
-from anyformer.training.watchdog import Watchdog
+from anyformer.training.watchdog import TICKS, Watchdog
 
 ROOT = Path(__file__).parents[2]
+SHORT = TICKS - 1
 HANGS = """
 import threading
 from anyformer.processes import locked
-from anyformer.training.watchdog import Watchdog
+from anyformer.training.watchdog import TICKS, Watchdog
 from pathlib import Path
 with Watchdog(0.2) as dog, locked(Path("run")):
     dog.enter("step 7")
@@ -50,15 +52,30 @@ def test_the_line_names_the_function_of_the_package(tmp_path: Path) -> None:
 
 
 def test_short_phases_have_a_limit_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[float] = []
-    monkeypatch.setattr(Watchdog, "_end", lambda self, limit: ended.append(limit))
-    with Watchdog(0.2) as dog:
-        for step in range(20):
-            dog.enter(f"step {step}")
-            time.sleep(0.02)
-    assert not ended
-    time.sleep(0.4)  # it ends with the context
-    assert not ended
+    ended: list[int] = []
+    monkeypatch.setattr(Watchdog, "_end", lambda self, limit: ended.append(clock.ticks))
+    dog = Watchdog(0.2)
+
+    class Clock:
+        ticks = 0
+
+        def wait(self, _: float) -> bool:
+            """A new phase begins one tick before the end of each but the fourth."""
+            self.ticks += 1
+            if self.ticks % SHORT == 0 and self.ticks != 5 * SHORT:
+                dog.enter(f"step {self.ticks}")
+            return bool(ended) or self.ticks > 20 * SHORT
+
+    dog._done = clock = Clock()
+    dog._watch(0.2)
+    assert ended == [5 * SHORT]
+
+
+def test_the_thread_ends_with_the_context() -> None:
+    with Watchdog(60):
+        (thread,) = (one for one in threading.enumerate() if one.name == "watchdog")
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_time_in_which_the_process_is_stopped_does_not_count(tmp_path: Path) -> None:

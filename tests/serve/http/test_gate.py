@@ -12,9 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from anyformer.serve.http.bodies import CompletionBody
 from anyformer.serve.http.limits import HttpLimits
 from anyformer.serve.request import Limits
+from tests.calls import CountedCalls
 from tests.serve.http.served import Server, serving
 
 KEY = "k" * 32
@@ -141,10 +144,8 @@ CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("rules", "why"), CONSTRAINTS)
 def test_constraints_that_are_refused(strict: Server, rules: dict[str, Any], why: str) -> None:
-    begin = time.process_time()  # of the server's threads too; a busy machine takes no part
     error = strict.refused("/v1/completions", model="bytes", prompt="a", structured_outputs=rules)
     assert re.search(why, error["message"])
-    assert time.process_time() - begin < 20
 
 
 def test_a_constraint_that_takes_too_long_is_refused(strict: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +196,9 @@ def test_no_name_of_a_request_reaches_the_file_system(
     ],
     ids=["texts", "rows", "flags", "fields", "biases"],
 )
-def test_a_body_of_many_faults_is_refused_quickly(server: Server, body: dict[str, Any]) -> None:
-    begin = time.process_time()
-    found = server.post("/v1/completions", model="lm", **body)
-    assert found.status_code == 400
-    assert time.process_time() - begin < 5
+def test_a_body_of_many_faults_is_refused_at_the_first(server: Server, body: dict[str, Any]) -> None:
+    assert server.post("/v1/completions", model="lm", **body).status_code == 400
+    with CountedCalls() as counted, pytest.raises(ValidationError) as error:
+        CompletionBody.model_validate(body)
+    assert counted.count < 100
+    assert error.value.error_count() < 10
