@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -145,11 +146,18 @@ def test_exit_code_3_means_saved(tmp_path: Path, stop: str, code: int, step: int
     assert again == (0 if code == 0 else 3)
 
 
-def test_an_interrupted_dry_run_speaks_of_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(recipe: Any) -> None:
-        raise KeyboardInterrupt
+def stop(*_: Any) -> None:
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr("anyformer.training.plan.plan", stop)
+
+@pytest.mark.parametrize("importing", [True, False])
+def test_an_interrupted_dry_run_speaks_of_no_checkpoint(monkeypatch: pytest.MonkeyPatch, importing: bool) -> None:
+    if importing:
+        module = ModuleType("plan")
+        module.__getattr__ = stop  # type: ignore[method-assign]
+        monkeypatch.setitem(sys.modules, "anyformer.training.plan", module)
+    else:
+        monkeypatch.setattr("anyformer.training.plan.plan", stop)
     result = CliRunner().invoke(app, ["train", "sort", "--dry-run"])
     assert (result.exit_code, result.output) == (1, "interrupted\n")
 

@@ -57,10 +57,8 @@ class Verbs(TyperGroup):
                 warnings.filterwarnings("ignore", ".*training has not finished")  # commands print this with the step
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
-        except KeyboardInterrupt:
-            # commands that save something raise an error or exit by themselves
-            lost = ctx.invoked_subcommand == "train"
-            print_once("interrupted" + (" before the first checkpoint: nothing is saved" if lost else ""), err=True)
+        except KeyboardInterrupt:  # commands that save something raise an error or exit by themselves
+            print_once("interrupted", err=True)
             raise typer.Exit(1) from None
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             code, line = _exit_code(error)

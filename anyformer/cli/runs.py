@@ -72,6 +72,15 @@ def train_(
         return
     start_loading()
     _refuse_useless_restart()
+    try:
+        _train(recipe, changes or [], out, resume=resume, allow_changed_data=allow_changed_data)
+    except KeyboardInterrupt:
+        print_once("interrupted before the first checkpoint: nothing is saved", err=True)
+        raise typer.Exit(1) from None
+
+
+def _train(recipe: str, changes: list[str], out: Path | None, *, resume: bool, allow_changed_data: bool) -> None:
+    """Train and print the next commands."""
     from anyformer.training.signals import Signals
 
     with Signals(lambda: print_once("stopping after this step; a second signal stops at once", err=True)):
@@ -79,8 +88,8 @@ def train_(
         from anyformer.training.train import train
 
         with _errors_as_lines():
-            run = train(recipe, out, changes or (), resume=resume, allow_changed_data=allow_changed_data)
-        print_once(f"trained: {run.folder}\n{_next_commands(run)}{_longer_command(run, recipe, changes or [], out)}")
+            run = train(recipe, out, changes, resume=resume, allow_changed_data=allow_changed_data)
+        print_once(f"trained: {run.folder}\n{_next_commands(run)}{_longer_command(run, recipe, changes, out)}")
 
 
 def _refuse_useless_restart() -> None:
@@ -132,12 +141,8 @@ def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool
 
     if out is not None or resume:
         raise ConfigError([Fault("--dry-run", "writes nothing: leave out --out and --resume")])
-    try:
-        with _errors_as_lines():
-            typer.echo(plan(read_recipe(recipe, changes or ())).render())
-    except KeyboardInterrupt:
-        print_once("interrupted", err=True)
-        raise typer.Exit(1) from None
+    with _errors_as_lines():
+        typer.echo(plan(read_recipe(recipe, changes or ())).render())
 
 
 @contextmanager
