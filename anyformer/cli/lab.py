@@ -205,7 +205,7 @@ def _compare(grid: "Grid", folder: Path, engine: "Engine") -> None:
 
     results = run_grid(grid, folder, engine=engine, console=Console(stderr=True))
     lines = compare(results, grid.metric)
-    typer.echo(f"{aligned(cells(lines, grid.metric))}\n{verdict(lines, grid.metric)}")
+    typer.echo(f"{aligned(cells(lines, grid.metric))}\n{verdict(lines, grid.metric, grid.rates)}")
     try:
         typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")
     except ImportError as error:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from rich.cells import cell_len
 
 from anyformer.lab.cells import Result
+from anyformer.lab.decision import Side
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
 from anyformer.lab.stats import Summary, is_constant, summary, tabled_test, welch, written_test
@@ -101,13 +102,20 @@ def cells(lines: Sequence[Line], metric: str) -> list[tuple[str, ...]]:
     return rows
 
 
-def verdict(lines: Sequence[Line], metric: str) -> str:
-    """Return the best setting, and from which others it differs significantly over the seeds, in a sentence."""
+def verdict(lines: Sequence[Line], metric: str, rates: Sequence[str] = ()) -> str:
+    """Return the best setting, and from which others it differs significantly over the seeds, in a sentence.
+
+    `rates` names the axes of learning rates: one that is best at an end of those tried may be better beyond it.
+    """
     ranked = sorted((line for line in lines if line.values), key=lambda line: line.summary.mean)
     if not ranked:
         return "no verdict: every training diverged"
     best, *others = ranked if metric in LOWER_IS_BETTER else ranked[::-1]
     head = f"best: {best.name} ({metric} {best.summary})"
+    for name in rates:
+        side = _side(best, lines, metric, name)
+        if side.end:
+            head += f"; undecided, since {name}={side.best:g} is the {side.end} tried: add one beyond it"
     tests = [(line, welch(best.values, line.values)) for line in others]
     if not tests:
         return head
@@ -125,6 +133,14 @@ def verdict(lines: Sequence[Line], metric: str) -> str:
             each = (f"{line.name} ({written_test(best.values, line.values)})" for line in found)
             head += f"; {words} {', '.join(each)}"
     return head
+
+
+def _side(best: Line, lines: Sequence[Line], metric: str, rate: str) -> Side:
+    """Return the scores by learning rate of the lines that equal the best one in all else."""
+    worst = [math.inf if metric in LOWER_IS_BETTER else -math.inf]  # where every training diverged
+    same = [line for line in lines if {**line.setting, rate: 0} == {**best.setting, rate: 0}]
+    scores = {float(line.setting[rate]): line.values or worst for line in same}
+    return Side(rate, scores, higher=metric not in LOWER_IS_BETTER)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -160,7 +176,7 @@ def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
 Mean ± standard deviation over seeds; p is Welch's test against the first setting. {results[0].machine}.
 
 {markdown(cells(lines, grid.metric))}
-{verdict(lines, grid.metric)}
+{verdict(lines, grid.metric, grid.rates)}
 
 ![Validation {grid.metric} of each setting, and training loss by step](figure.png)
 """

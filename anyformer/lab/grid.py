@@ -149,6 +149,11 @@ class Grid(Spec):
         count = self.budget.count
         return f"{count:,.0f} {self.budget.kind}" if count < 1e9 else f"{count:.3g} {self.budget.kind}"
 
+    @property
+    def rates(self) -> list[str]:
+        """The names of the axes of learning rates."""
+        return [axis.name for axis in self.axes if any(field.endswith(".lr") for field in axis.fields)]
+
     def recipe(self, cell: Cell) -> Recipe:
         """Return the recipe of a cell, without the budget."""
         changes = [change for axis in self.axes for change in axis.changes(cell[axis.name])]

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError, io
 from anyformer.lab.compare import Line, aligned, cells, compare, report, verdict
@@ -174,6 +175,32 @@ def test_the_verdict_names_the_best_setting_and_what_is_significant() -> None:
     assert "may be chance: use more seeds" in verdict([line("a", 0.1), line("b", 0.2)], "loss")
     assert verdict([line("a", 0.1)], "loss") == "best: position=a (loss 0.1)"
     assert verdict([line("a")], "loss") == "no verdict: every training diverged"
+
+
+def rated(lr: float, depth: int, *values: float) -> Line:
+    return Line({"lr": lr, "depth": depth}, values, 0, "", 400, 1.0, 1, 1.0)
+
+
+@given(
+    st.permutations([0.001, 0.002, 0.004, 0.008]), st.lists(st.floats(0.1, 9), min_size=4, max_size=4), st.booleans()
+)
+def test_a_best_learning_rate_at_an_end_is_undecided(rates: list[float], scores: list[float], higher: bool) -> None:
+    metric, best = ("exact_match", max) if higher else ("loss", min)
+    lines = [rated(lr, 2, score, score) for lr, score in zip(rates, scores, strict=True)]
+    at_best = {lr for lr, score in zip(rates, scores, strict=True) if score == best(scores)}
+    worse = best(scores) + (-1 if higher else 1)
+    other = rated(0.1, 3, worse, worse)  # of another depth, at a rate beyond
+    told = verdict([*lines, other], metric, ["lr"])
+    assert ("undecided, since lr=0.00" in told) == (not at_best & {0.002, 0.004})
+    assert "undecided" not in verdict([*lines, other], metric)
+    lost = [rated(0.0001, 2), rated(0.1, 2)]  # every training diverged beyond both ends
+    assert "undecided" not in verdict([*lines, *lost], metric, ["lr"])
+
+
+def test_axes_of_learning_rates_are_found_by_their_field() -> None:
+    rate, depth = ("train.optimizer.lr",), ("model.decoder.depth",)
+    axes = (Axis(name="rate", fields=rate, values=(0.1, 0.2)), Axis(name="depth", fields=depth, values=(1, 2)))
+    assert grid(axes=axes).rates == ["rate"]
 
 
 def test_the_table_is_aligned_and_has_the_metrics_of_the_task() -> None:
