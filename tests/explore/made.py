@@ -145,22 +145,30 @@ TEXTS = {
 
 def made(name: str, folder: Path = Path("nowhere")) -> Run:
     """Return one of the runs; its weights are the same every time."""
-    spec, config, tokenizer = RUNS[name]
+    return untrained(*RUNS[name], folder / name, seed=sum(map(ord, name)))
+
+
+def untrained(spec: AnyTask, config: ModelConfig, tokenizer: TextTokenizer, folder: Path, seed: int = 0) -> Run:
+    """Return a run of a task with random weights."""
     tokens = {"vocab": tokenizer.size}
     sides = {side: x.model_copy(update=tokens) for side in ("source", "target") if (x := getattr(config, side))}
     special = Special(pad=tokenizer.pad, bos=tokenizer.bos, eos=tokenizer.eos, start=tokenizer.bos)
     config = config.model_copy(update={**sides, "special": special})
-    torch.manual_seed(sum(map(ord, name)))
+    torch.manual_seed(seed)
     model = Transformer(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0, 0.5 if weight.dim() > 1 else 0.2)
-    return Run(model, build_task(spec, tokenizer, None), spec, folder / name)
+    return Run(model, build_task(spec, tokenizer, None), spec, folder)
 
 
 def written(name: str, folder: Path) -> Path:
     """Write one of the runs to a folder."""
-    run = made(name, folder)
+    return write(made(name, folder))
+
+
+def write(run: Run) -> Path:
+    """Write a run to its folder."""
     write_folder(run.folder, lambda here: write_model(here, run.model.state_dict(), run.config, run.spec, run.task))
     return run.folder
 
