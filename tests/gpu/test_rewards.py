@@ -7,15 +7,16 @@ import torch
 
 from anyformer.config import io
 from anyformer.data.loader import Cursor
-from anyformer.recipe import PrefixReward, Recipe, Rewards
+from anyformer.recipe import Padded, PrefixReward, Recipe, Rewards
 from anyformer.tasks.rewards import RewardedAnswers
 from tests.training.small import make, metrics, pairs, run
 
 
 def rewarded(folder: Path, **task: float) -> Recipe:
-    run(pairs(dropout=0.0, valid=None, steps=20), folder / "first")
+    """A recipe that starts from a run which is sometimes right, so that rewards differ."""
+    run(pairs(dropout=0.0, valid=None, steps=300), folder / "first")
     spec = Rewards(max_target=6, samples=4, reward=PrefixReward(), **task)
-    recipe = pairs(dropout=0.0, valid=None, steps=3, init_from=str(folder / "first"))
+    recipe = pairs(batches=Padded(tokens=256), dropout=0.0, valid=None, steps=3, init_from=str(folder / "first"))
     return recipe.model_copy(update={"task": spec})
 
 
@@ -37,5 +38,6 @@ def test_a_compiled_step_equals_an_eager_one(tmp_path: Path, kl: float) -> None:
         torch.compiler.reset()
         run(io.override(recipe, [f"train.compile={compile}", "train.precision=bf16"]), tmp_path / compile)
         firsts.append(next(row for row in metrics(tmp_path / compile) if "reward" in row))
+    assert firsts[0]["grad_norm"] > 0.01, "with equal rewards, gradients are rounding errors"
     assert firsts[1]["reward"] == firsts[0]["reward"]
     assert firsts[1]["grad_norm"] == pytest.approx(firsts[0]["grad_norm"], rel=0.05)
