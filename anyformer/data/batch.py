@@ -210,12 +210,18 @@ def collate(
 
 
 def collate_rows(
-    rows: Sequence[Row], table: ExampleTable, pad: int, source_pad: int, length: int | None = None, documents: int = 0
+    rows: Sequence[Row],
+    table: ExampleTable,
+    pad: int,
+    source_pad: int,
+    length: int | None = None,
+    documents: int = 0,
+    row_labels: bool = False,
 ) -> Batch:
     """Return the batch of rows whose examples are in the table, in the same order.
 
     The width is `length`, or else that of the longest row. All rows but the first may be empty. `Batch.documents` is
-    `documents` unless the batch has more of them.
+    `documents` unless the batch has more of them. `row_labels`: labels are of whole rows, and not of their tokens.
     """
     columns, examples = table.columns, tuple(chain.from_iterable(rows))
     counts = np.array([len(row) for row in rows], dtype=np.int64)
@@ -223,7 +229,7 @@ def collate_rows(
     def fill(name: str, filler: int) -> Tensor:
         return _fill(columns[name], counts, filler, length)
 
-    labels = fill("labels", IGNORE)
+    labels = _fill(columns["labels"], counts, IGNORE, None if row_labels else length)
     documents = max(documents, next_power_of_two(len(examples)))
     if "pair" in columns:
         both = _interleave(columns["ids"], columns["pair"])
@@ -242,6 +248,29 @@ def collate_rows(
         segments = torch.zeros_like(ids) if segments is None else segments
         source_segments = torch.zeros_like(source) if source_segments is None else source_segments
     return Batch(ids, labels, segments, source, source_segments, examples, documents=documents)
+
+
+def with_empty_rows(batch: Batch, rows: int) -> Batch:
+    """Return a padded batch with this many rows: the new ones hold one token of the first row, and have no label.
+
+    They are no bare padding, of which a mean over a row's tokens would be NaN.
+    """
+    batch, new = batch._replace(documents=rows), rows - len(batch.ids)
+    if new <= 0:
+        return batch
+
+    def filled(name: str, x: Tensor) -> Tensor:
+        row = x[:1].clone()
+        if name == "labels":
+            row.fill_(IGNORE)
+        elif name in ("ids", "source"):
+            row[:] = row[:, :1]
+        elif name in ("segments", "source_segments"):
+            row[:, 1:] = PADDING
+        return torch.cat((x, row.expand(new, *row.shape[1:])))
+
+    more: dict[str, Any] = {name: filled(name, x) for name, x in batch._asdict().items() if isinstance(x, Tensor)}
+    return batch._replace(**more)
 
 
 def _interleave(a: Ragged, b: Ragged) -> Ragged:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+MIN_BUCKET = 16  # the shortest rounded length
 MAX_PACKED_TOGETHER = 2**16  # examples whose rows are packed in one pass
 # Packing opens this fraction of the rows still needed at a time, or that of all rows if it is more.
 OPEN_OF_REMAINING, OPEN_OF_ALL = 4, 12  # denominators
@@ -23,6 +24,13 @@ PlanSteps = Generator[float, None, Plan]
 def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     """Return the numbers below `count` in the order of an epoch."""
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count)
+
+
+def round_lengths(lengths: np.ndarray, longest: int) -> np.ndarray:
+    """Round lengths up to a power of two, or to 3/4 of one, at least `MIN_BUCKET`, and to at most `longest`."""
+    power = 2 ** np.ceil(np.log2(np.maximum(lengths, MIN_BUCKET))).astype(np.int64)
+    rounded = np.where((lengths <= power // 4 * 3) & (power > MIN_BUCKET), power // 4 * 3, power)
+    return np.minimum(rounded, longest)
 
 
 def plan_padded(sizes: np.ndarray, tokens: int, pool: int, seed: int, epoch: int) -> PlanSteps:

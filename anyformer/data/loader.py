@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from anyformer.conventions import IGNORE, PADDING, next_power_of_two
-from anyformer.data.batch import Batch, Example, ExampleTable, collate, collate_rows
-from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded
+from anyformer.data.batch import Batch, Example, ExampleTable, collate, collate_rows, with_empty_rows
+from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded, round_lengths
 from anyformer.data.shards import Stream
 from anyformer.recipe import Crops, Ordered, Packed, Padded
 
@@ -28,6 +28,10 @@ class Cursor(NamedTuple):
 class Loader(Protocol):
     """Reads the batch at a cursor, and returns it with the cursor of the next one."""
 
+    @property
+    def shapes(self) -> int:
+        """How many different shapes the batches of the first epoch have."""
+
     def read(self, cursor: Cursor) -> tuple[Batch, Cursor]: ...
 
 
@@ -35,6 +39,7 @@ class EpochLoader(ABC):
     """Shuffled epochs of examples with known sizes, padded or packed."""
 
     media: "MediaStore | None" = None  # reads the images and sounds of batches
+    row_labels = False  # labels are of whole rows, and not of their tokens
 
     def __init__(self, sizes: np.ndarray, spec: Padded | Packed, seed: int, pad: int, source_pad: int):
         """`sizes` [n, 2] are the tokens of each side of an example: see `ExampleTable.sizes`."""
@@ -49,6 +54,15 @@ class EpochLoader(ABC):
         """Return the rows of all batches of an epoch."""
         return self._gradual_plan(epoch).plan()
 
+    @property
+    def shapes(self) -> int:
+        if isinstance(self.spec, Packed):
+            return 1
+        sizes = [self.sizes[[i for row in rows for i in row]].max(axis=0) for rows in self.plan(0)]
+        if self.spec.few_shapes:
+            return len(np.unique(self._rounded(np.array(sizes).max(axis=1))))
+        return len({(len(rows), *size.tolist()) for rows, size in zip(self.plan(0), sizes, strict=True)})
+
     def _gradual_plan(self, epoch: int) -> GradualPlan:
         if epoch not in self._plans:
             self._plans = {e: plan for e, plan in self._plans.items() if e == epoch - 1}
@@ -61,7 +75,13 @@ class EpochLoader(ABC):
     def _plan_examples(self, sizes: np.ndarray, epoch: int) -> PlanSteps:
         if isinstance(self.spec, Packed):
             return plan_packed(sizes, self.spec.tokens, self.spec.length, self.seed, epoch)
+        if self.spec.few_shapes:
+            sizes = self._rounded(sizes)
         return plan_padded(sizes, self.spec.tokens, self.spec.pool, self.seed, epoch)
+
+    def _rounded(self, sizes: np.ndarray) -> np.ndarray:
+        """Round the sizes of examples up to few values, none above the longest example."""
+        return round_lengths(sizes, int(self.sizes.max()))
 
     def read(self, cursor: Cursor) -> tuple[Batch, Cursor]:
         plan = self.plan(cursor.epoch)
@@ -69,8 +89,14 @@ class EpochLoader(ABC):
         if isinstance(self.spec, Packed):  # every batch has one shape, also the last: compiled code depends on it
             rows = rows + [()] * (self.spec.tokens // self.spec.length - len(rows))
             width, documents = self.spec.length, self.documents
-        examples = self.examples(np.array([i for row in rows for i in row]), cursor.epoch)
-        batch = collate_rows(rows, examples, self.pad, self.source_pad, width, documents)
+        numbers = np.array([i for row in rows for i in row])
+        if isinstance(self.spec, Padded) and self.spec.few_shapes:
+            width = int(self._rounded(self.sizes[numbers]).max())
+        batch = collate_rows(
+            rows, self.examples(numbers, cursor.epoch), self.pad, self.source_pad, width, documents, self.row_labels
+        )
+        if isinstance(self.spec, Padded) and width is not None:
+            batch = with_empty_rows(batch, self.spec.tokens // width)
         if self.media is not None:
             batch = self.media.attach(batch, (self.seed, cursor.epoch, cursor.batch))
         # The plan of the next epoch is made a little per batch: all at once, it would keep a GPU waiting.
@@ -100,8 +126,9 @@ class ExampleLoader(EpochLoader):
         source_pad: int,
         weights: Sequence[float] | None = None,
         media: "MediaStore | None" = None,
+        row_labels: bool = False,
     ):
-        self.media = media
+        self.media, self.row_labels = media, row_labels
         self.weights = None if weights is None else np.asarray(weights)
         self.table = ExampleTable.of(examples)
         # A pair that is read separately takes two rows of a padded batch.
@@ -125,6 +152,8 @@ class ExampleLoader(EpochLoader):
 class CropLoader:
     """Random crops of one long text; each batch has its own random generator."""
 
+    shapes = 1
+
     def __init__(self, ids: Stream, spec: Crops, seed: int):
         self.ids, self.spec, self.seed = ids, spec, seed
 
@@ -137,6 +166,8 @@ class CropLoader:
 
 class OrderedLoader:
     """Equal parts of one long text in parallel rows, from beginning to end; an incomplete last batch is dropped."""
+
+    shapes = 1
 
     def __init__(self, ids: Stream, spec: Ordered):
         self.spec, self.part = spec, (len(ids) - 1) // spec.rows

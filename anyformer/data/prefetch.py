@@ -39,6 +39,10 @@ class PrefetchLoader:
         self._worker: PrefetchWorker | None = None
         self._last: tuple[Cursor, Read] | None = None
 
+    @property
+    def shapes(self) -> int:
+        return self.loader.shapes
+
     def read(self, cursor: Cursor) -> Read:
         if self._last is not None and self._last[0] == cursor:  # the same batch again
             return self._last[1]

@@ -1,9 +1,9 @@
 """Batches: padded rows, packed rows, random crops, or consecutive parts of one long text. Imports no torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from anyformer.config import Spec
-from anyformer.config.spec import BY_KIND, Size
+from anyformer.config.spec import BY_KIND, Flag, Size
 
 
 class Padded(Spec):
@@ -12,6 +12,8 @@ class Padded(Spec):
     kind: Literal["padded"] = "padded"
     tokens: Size  # most tokens of a batch, padding included
     pool: Size = 50  # batches that are shuffled together before they are sorted by length
+    # rounds lengths up and fills batches with empty rows: a GPU repeats steps of few shapes without its CPU's work
+    few_shapes: Flag = False
 
 
 class Packed(Spec):
@@ -39,6 +41,13 @@ class Ordered(Spec):
     kind: Literal["ordered"] = "ordered"
     rows: Size  # rows of a batch
     length: Size  # tokens of a row
+
+
+class Lengths(NamedTuple):
+    """Lengths of all training examples in tokens, of the longer side where there are two."""
+
+    total: int
+    longest: int
 
 
 Batches = Annotated[Padded | Packed | Crops | Ordered, *BY_KIND]

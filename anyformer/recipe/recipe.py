@@ -8,7 +8,7 @@ from pydantic import model_validator
 from anyformer.config import LM, ConfigError, Fault, ModelConfig, Spec, TokenLabels, Tokens
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
-from anyformer.recipe.batches import Batches, Crops, Ordered, Packed
+from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
 from anyformer.recipe.model_split import context_faults
 from anyformer.recipe.optimizer import Adafactor
 from anyformer.recipe.seq2seq_task import Mixture, Preferences, Rewards, Seq2Seq
@@ -64,11 +64,23 @@ def _batch_faults(recipe: Recipe) -> Iterator[Fault]:
     batches, model = recipe.batches, recipe.model
     if why := _unfit_batches(recipe):
         yield Fault("batches.kind", f"= '{batches.kind}': {why}")
+    if isinstance(batches, Padded) and batches.few_shapes and (why := _needs_real_rows(recipe)):
+        yield Fault("batches.few_shapes", f"= true: {why}")
     if isinstance(batches, Packed) and batches.length > batches.tokens:
         yield Fault("batches.length", f"= {batches.length}: must be at most tokens = {batches.tokens}")
     side, stack = next(reversed(model.stacks.items()))
     if isinstance(batches, Crops | Ordered) and stack.limit is not None and batches.length > stack.limit:
         yield Fault("batches.length", f"= {batches.length}: the {side} has {stack.limit} positions")
+
+
+def _needs_real_rows(recipe: Recipe) -> str:
+    """Return why a batch cannot have rows that stand for no example; empty if it can."""
+    match recipe.task:
+        case Embed() | Preferences() | Rewards() | Regress(apart=True):
+            return f"the task {recipe.task.kind} compares the rows of a batch, and some would be empty"
+        case QuestionAnswering():
+            return f"the task {recipe.task.kind} finds a span in each row, and some would be empty"
+    return ""
 
 
 def _unfit_batches(recipe: Recipe) -> str:

@@ -167,7 +167,7 @@ class SequenceLevelTask(ABC):
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, Padded)
         examples, pad = self.encode(rows, model.config), self.tokenizer.pad or 0
-        return ExampleLoader(examples, batches, seed, pad, source_pad=0, media=self.tokenizer.media)
+        return ExampleLoader(examples, batches, seed, pad, source_pad=0, media=self.tokenizer.media, row_labels=True)
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
