@@ -91,19 +91,19 @@ def test_attention_falls_back_to_eager() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "padded", "fault", "expected"),
+    ("device", "shapes", "fault", "expected"),
     [
-        ("cuda", False, None, "on"),
-        ("cuda", True, None, "off"),
-        ("cuda", False, "no C or C++ compiler found", "off"),
-        ("cpu", False, None, "off"),
-        ("mps", False, None, "off"),
+        ("cuda", 1, None, "on"),
+        ("cuda", 2, None, "off"),
+        ("cuda", 1, "no C or C++ compiler found", "off"),
+        ("cpu", 1, None, "off"),
+        ("mps", 1, None, "off"),
     ],
 )
-def test_compilation(device: str, padded: bool, fault: str | None, expected: str) -> None:
-    assert choose_compile("auto", torch.device(device), padded, fault).value == expected
+def test_compilation(device: str, shapes: int, fault: str | None, expected: str) -> None:
+    assert choose_compile("auto", torch.device(device), shapes, fault).value == expected
     for setting in ("on", "off"):
-        assert choose_compile(setting, torch.device(device), padded, fault).value == setting
+        assert choose_compile(setting, torch.device(device), shapes, fault).value == setting
 
 
 def test_precision_of_a_recipe() -> None:

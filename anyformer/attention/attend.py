@@ -1,10 +1,13 @@
 """Attention: one dispatch over the kernels. `eager` is the readable reference; the other kernels must equal it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anyformer.attention.few_queries import few_queries
 from anyformer.attention.flex import flex
@@ -14,6 +17,18 @@ from anyformer.attention.short_rows import short_rows
 from anyformer.attention.varlen import varlen
 
 Backend = Literal["auto", "eager", "sdpa", "short", "flex", "varlen", "decode"]
+
+WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@contextmanager
+def without_plans() -> Iterator[None]:
+    """Keep `sdpa` from cuDNN, which makes a plan for each new shape: that takes longer than many calls.
+
+    For calls of many shapes: steps that are not compiled, evaluations, prompts.
+    """
+    with sdpa_kernel(WITHOUT_PLANS):
+        yield
 
 
 def attend(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from anyformer.attention.attend import without_plans
 from anyformer.attention.layout import Layout
 from anyformer.cache.paged import PagedCache, Pool
 from anyformer.conventions import PADDING, next_power_of_two
@@ -23,9 +23,6 @@ from anyformer.serve.admission import limits_of
 from anyformer.serve.request import Limits
 from anyformer.serve.rows import Row, RowTensors, Shape, StepRows, fill
 from anyformer.serve.sequence import on_device
-
-# cuDNN makes a plan for each new shape, which takes longer than the attention of a prompt; shapes of prompts vary
-WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 SHORT = 1.3e12  # tokens · parameters below which prompts are read by CUDA graphs: about 5 ms of an H200
 
@@ -65,7 +62,7 @@ class Runner:
     def _read(self, model: Transformer, inputs: RowTensors, shape: Shape, bound: int | None) -> Tensor:
         """Read prompts. `bound`: above all positions; None if no row has tokens in the cache."""
         encoder_out = layout = None
-        with sdpa_kernel(WITHOUT_PLANS):
+        with without_plans():
             if shape.source_tokens:
                 assert inputs.source is not None
                 index = torch.arange(shape.source_tokens, device=self.device)

@@ -20,6 +20,8 @@ from anyformer.tasks.sequence_level import SequenceLevelTask, refuse_decoding_op
 class Classifying(SequenceLevelTask):
     """Single-label classification by softmax; with a `separator`, multi-label: labels with a logit above 0."""
 
+    dense_loss = True
+
     def __init__(self, spec: Classify, tokenizer: TextTokenizer):
         super().__init__(tokenizer, spec.pairs)
         self.max_length = spec.max_length

@@ -24,6 +24,8 @@ class Regressing(SequenceLevelTask):
     rows, which unrelated texts have (cosine 0), and `deviation` is their range.
     """
 
+    dense_loss = True
+
     def __init__(self, spec: Regress, tokenizer: TextTokenizer):
         super().__init__(tokenizer, spec.pairs, spec.apart)
         self._spec, self.mean, self.deviation = spec, spec.mean or 0.0, spec.deviation or 1.0

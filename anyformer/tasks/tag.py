@@ -44,6 +44,7 @@ class Tagging:
     """Tagging by a softmax for each word, or by a CRF over all words of a sentence."""
 
     source_tokenizer: TextTokenizer | None = None
+    dense_loss = True  # without a CRF
 
     def __init__(self, spec: Tag, tokenizer: TextTokenizer):
         self._spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer)

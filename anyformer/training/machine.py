@@ -33,11 +33,11 @@ class Execution:
     compile: Choice  # on or off
 
 
-def choose_execution(precision: str = "auto", compile: str = "auto", *, padded: bool = False) -> Execution:
-    """Return the execution for `train.precision` and `train.compile`; `padded` as in `choose_compile`."""
+def choose_execution(precision: str = "auto", compile: str = "auto", *, shapes: int = 1) -> Execution:
+    """Return the execution for `train.precision` and `train.compile`; `shapes` as in `choose_compile`."""
     device = choose_device()
     where = torch.device(device.value)
-    compiled = choose_compile(compile, where, padded, compiler_fault())
+    compiled = choose_compile(compile, where, shapes, compiler_fault())
     return Execution(device, choose_precision(precision, where), compiled)
 
 
@@ -69,24 +69,24 @@ def choose_precision(setting: str, device: torch.device) -> Choice:
     return Choice("fp32", "the GPU has no units for bf16")
 
 
-def choose_compile(setting: str, device: torch.device, padded: bool, fault: str | None) -> Choice:
+def choose_compile(setting: str, device: torch.device, shapes: int, fault: str | None) -> Choice:
     """Return whether a step is compiled, "on" or "off", by `train.compile`.
 
     Args:
         setting: "on", "off" or "auto".
         device: the device of the model.
-        padded: whether rows are padded to the longest of each batch, so that most batches have a shape of their own.
+        shapes: how many different shapes the batches of an epoch have.
         fault: why torch.compile cannot run here (`compiler_fault`); None if it can.
     """
     if setting != "auto":
         return Choice(setting, "train.compile")
     if device.type != "cuda":
         return Choice("off", f"on {device.type} compilation takes tens of seconds and gains little")
-    if padded:
-        return Choice("off", "padded batches differ in shape")
+    if shapes > 1:
+        return Choice("off", f"batches have {shapes:,} shapes, and each would be compiled")
     if fault is not None:
         return Choice("off", fault)
-    return Choice("on", "for batches of one shape (crops, ordered, packed), but not for padded ones")
+    return Choice("on", "for batches of one shape (crops, ordered, packed), but not for padded ones of many")
 
 
 def advise_if_busy(device: torch.device, threads: int, console: Console) -> None:

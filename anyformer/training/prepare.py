@@ -19,7 +19,6 @@ from anyformer.recipe import (
     Embed,
     NamedSplit,
     Ordered,
-    Padded,
     Recipe,
     Rewards,
     columns,
@@ -41,7 +40,7 @@ from anyformer.training.finetune import copy_weights, describe_new, freeze
 from anyformer.training.frozen_model import load_frozen
 from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
-from anyformer.training.machine import advise_if_busy, choose_execution
+from anyformer.training.machine import advise_if_busy, choose_compile, choose_device, choose_precision, compiler_fault
 from anyformer.training.make_task import fit_config, make_task
 from anyformer.training.optimisers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
@@ -126,13 +125,8 @@ def build(
     ranks: Ranks = SINGLE,
 ) -> Job:
     """Build model (with the weights of a checkpoint), optimiser and loader at the first step; nothing is written."""
-    padded = isinstance(recipe.batches, Padded)
-    compile = "off" if recipe.parallel.context > 1 else recipe.train.compile  # the exchange of keys is not compiled
-    execution = choose_execution(recipe.train.precision, compile, padded=padded)
-    device, precision = torch.device(execution.device.value), execution.precision.value
-    compiled = execution.compile.value == "on"
-    if compiled:
-        start_hashing_triton()
+    device = torch.device(choose_device().value)
+    precision = choose_precision(recipe.train.precision, device).value
 
     def make() -> tuple[Transformer, Loader]:
         torch.manual_seed(recipe.seed)
@@ -159,6 +153,11 @@ def build(
         return model, task.loader(train, recipe.batches, recipe.seed, model)
 
     model, loader = ranks.on_each(make)
+    compile = "off" if recipe.parallel.context > 1 else recipe.train.compile  # the exchange of keys is not compiled
+    shapes = loader.shapes if device.type == "cuda" else 1  # on a CPU nothing depends on them
+    compiled = choose_compile(compile, device, shapes, compiler_fault()).value == "on"
+    if compiled:
+        start_hashing_triton()
     options = compile_options(model.config, precision == "fp8") if compiled else None
     compile_part = (lambda part: part.compile(options=options)) if compiled else None
     matrices = hidden_matrices(model)  # before they are split

@@ -1,18 +1,21 @@
 """One training step: forward and backward passes, clipping, the optimiser's update and the moving average."""
 
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from anyformer.attention.attend import without_plans
 from anyformer.data.batch import Batch, to_device
+from anyformer.decoding.prefill import synchronises
 from anyformer.nn.aux_outputs import collect, discard
 from anyformer.nn.experts import Mixture
 from anyformer.nn.inputs import Inputs
 from anyformer.parallel.tensor import sum_whole_gradients
-from anyformer.recipe import Packed
+from anyformer.recipe import Packed, Padded
 from anyformer.tasks.base import past_of
 from anyformer.tasks.rewards import RewardedAnswers
 from anyformer.training.compiler import compile_options
@@ -56,9 +59,13 @@ class TrainingStep:
         updates the weights `task.updates` times; loss and norm are then means.
         """
         job = self.job
-        if isinstance(job.task, RewardedAnswers):
-            return self._policy_step(job.task, batches)
-        labels = [batch.target_count for batch in batches]
+        with nullcontext() if job.compiled else without_plans():
+            if isinstance(job.task, RewardedAnswers):
+                return self._policy_step(job.task, batches)
+            return self._step(batches)
+
+    def _step(self, batches: list[Batch]) -> StepResult:
+        job, labels = self.job, [batch.target_count for batch in batches]
         if not job.model.training:
             job.model.train()
         inputs = [job.objective.select_labels(self._decoder_inputs(job.ranks.split(batch))) for batch in batches]
@@ -154,10 +161,14 @@ class TrainingStep:
 
 
 def can_capture(job: Job) -> bool:
-    """Return whether steps can be captured: compiled, and without anything that needs the CPU."""
-    spec, experts = job.recipe.train, any(isinstance(module, Mixture) for module in job.model.modules())
-    needs_cpu = spec.own_tokens is not None or spec.checkpoint_activations or experts or not job.objective.fused
-    return job.compiled and job.steps_in_flight > 0 and not needs_cpu
+    """Return whether steps can be captured: of one shape and compiled, or of few, and without anything that needs the
+    CPU."""
+    spec, batches = job.recipe.train, job.recipe.batches
+    if spec.own_tokens is not None or spec.checkpoint_activations or not job.objective.dense or not job.steps_in_flight:
+        return False
+    if job.compiled:
+        return not any(isinstance(module, Mixture) for module in job.model.modules())
+    return isinstance(batches, Padded) and batches.few_shapes and not synchronises(job.model)
 
 
 def compile_objective(job: Job) -> Any:

@@ -18,8 +18,8 @@ CUDA = torch.device("cuda")
 
 
 def is_compiled(recipe: Recipe) -> bool:
-    padded = isinstance(recipe.batches, Padded)
-    return choose_compile(recipe.train.compile, CUDA, padded, fault=None).value == "on"
+    shapes = 2 if isinstance(recipe.batches, Padded) else 1
+    return choose_compile(recipe.train.compile, CUDA, shapes, fault=None).value == "on"
 
 
 COMPILED = [name for name in names() if is_compiled(read_recipe(name))]
