@@ -75,6 +75,7 @@ RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"
 GENERATION = "generation.json"  # of a run that has defaults of generation
 STATE = "state.safetensors"  # beside the weights of a checkpoint
+PLACES = "places.txt"  # of steps in a schedule by time, see `training/pace.py`
 SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`
 MAX_FAULTS = 10  # tensors that an error names
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
@@ -231,7 +232,11 @@ def unfinished(run: Run, folder: str | Path) -> str | None:
     path = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions
     recipe = io.load(Recipe, path if path.exists() else must_be_file(Path(folder) / RECIPE))
     step = int(run.folder.name.removeprefix("step-"))
-    return f"training has not finished: this is its checkpoint at step {step:,} of {recipe.train.steps:,}"
+    return f"training has not finished: this is its checkpoint at step {step:,}{_of_all(recipe)}"
+
+
+def _of_all(recipe: Recipe) -> str:
+    return "" if recipe.train.minutes is not None else f" of {recipe.train.steps:,}"
 
 
 def _home(folder: Path) -> Path:

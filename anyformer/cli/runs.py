@@ -1,6 +1,7 @@
 """`train`, `evaluate`, `import`, `merge` and `export`."""
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,7 @@ def train_(
 
 def _train(recipe: str, changes: list[str], out: Path | None, *, resume: bool, allow_changed_data: bool) -> None:
     """Train and print the next commands."""
+    began = time.monotonic()
     from anyformer.training.signals import Signals
 
     with Signals(lambda: print_once("stopping after this step; a second signal stops at once", err=True)):
@@ -88,7 +90,8 @@ def _train(recipe: str, changes: list[str], out: Path | None, *, resume: bool, a
         from anyformer.training.train import train
 
         with _errors_as_lines():
-            run = train(recipe, out, changes, resume=resume, allow_changed_data=allow_changed_data)
+            options: dict[str, Any] = {"resume": resume, "allow_changed_data": allow_changed_data}
+            run = train(recipe, out, changes, **options, began=began)
         print_once(f"trained: {run.folder}\n{_next_commands(run)}{_longer_command(run, recipe, changes, out)}")
 
 
@@ -112,8 +115,15 @@ def _longer_command(run: "Run", recipe: str, changes: list[str], out: Path | Non
     train = io.load(Recipe, run.folder / "recipe.toml").train
     if not is_improving(run.folder, train.best):
         return ""
-    kept = [change for change in changes if not change.startswith("train.steps=")]
-    words = [recipe, *kept, f"train.steps={2 * train.steps}", *(["--out", str(out)] if out else []), "--resume"]
+    name = "steps" if train.minutes is None else "minutes"
+    kept = [change for change in changes if not change.startswith(f"train.{name}=")]
+    words = [
+        recipe,
+        *kept,
+        f"train.{name}={2 * getattr(train, name):g}",
+        *(["--out", str(out)] if out else []),
+        "--resume",
+    ]
     return f"\nlonger:  anyformer train {shlex.join(words)}   (validation {train.best} was still improving)"
 
 

@@ -92,6 +92,9 @@ def recipe_workload(recipe: Recipe, model: ModelConfig, sizes: Sizes, gpu: GPU) 
         optimizer=train.optimizer,
         batched_by="tokens" if isinstance(batches, Padded | Packed) else "rows",
     )
+    if train.minutes is not None:
+        what = f"= {train.minutes:g}: a forecast needs a number of steps: set train.minutes = none, and train.steps"
+        raise ConfigError([Fault("train.minutes", what)])
     return work, float(train.steps * work.step_tokens)
 
 

@@ -305,7 +305,7 @@ def apply_budget(recipe: Recipe, budget: Budget, setting: str = "") -> Recipe:
         )
         where = f"budget for {setting}" if setting else "budget"
         raise ConfigError([Fault(where, f"pays for {steps} steps: too few to compare, give it at least {least}")])
-    return io.override(recipe, [f"train.steps={steps}"])
+    return io.override(recipe, [f"train.steps={steps}", "train.minutes=none"])
 
 
 def _per_step(recipe: Recipe) -> tuple[float, float]:

@@ -1,14 +1,16 @@
 """Training settings: learning-rate schedule, scheduled sampling, the loop, processes. Imports no torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from anyformer.config import Spec
+from anyformer.config import ConfigError, Fault, Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
 from anyformer.recipe.optimizer import Optimizer
 from anyformer.recipe.task import Metric, Share
 from anyformer.recipe.width_transfer import StandardScale, WidthScale
+
+PARTS = 1000  # of the time of a training, which its schedule counts as steps
 
 
 class Constant(Spec):
@@ -79,7 +81,9 @@ class Teacher(Spec):
 class Train(Spec):
     """The training loop."""
 
-    steps: Size  # number of weight updates
+    steps: Size  # number of weight updates; with minutes, 1,000 parts of that time, in which the schedule counts
+    # time of the whole training, with evaluations; as many updates are taken as fit; None: `steps` of them
+    minutes: Positive | None = None
     optimizer: Optimizer  # the optimiser and its learning rate
     schedule: Schedule = Constant()  # how the learning rate changes over the steps
     scale: WidthScale = StandardScale()  # how initialisation and learning rates depend on the width
@@ -90,7 +94,7 @@ class Train(Spec):
     teacher: Teacher | None = None  # distillation from the logits of another run; None: the labels of the data only
     # auto: bf16 on a GPU with units for it, else fp32; fp8: matmuls of the blocks, the rest in bf16
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
-    # torch.compile; auto: on a GPU, unless rows are padded (many shapes)
+    # torch.compile; auto: on a GPU, unless the batches of an epoch differ in shape
     compile: Literal["auto", "on", "off"] = "auto"
     checkpoint_activations: Flag = False  # recomputes activations in the backward pass: less memory, more time
     ema: Probability | None = None  # decay of a moving average of the weights, which is evaluated and saved; None: none
@@ -110,6 +114,13 @@ class Train(Spec):
     freeze: tuple[str, ...] = ()  # names of weights or modules that are not trained: "encoder.blocks.0"
     layer_decay: Fraction = 1.0  # learning rate of a layer ÷ that of the layer above; the head has the full rate
     log_every: Size = 10  # steps between two lines of metrics
+
+    @model_validator(mode="after")
+    def _check_minutes(self) -> Self:
+        if self.minutes is not None and self.steps != PARTS:
+            what = f"= {self.steps}: with minutes it is {PARTS}, the parts of that time; or set train.minutes = none"
+            raise ConfigError([Fault("steps", what)])
+        return self
 
 
 class Processes(Spec):

@@ -32,6 +32,7 @@ class TrainState:
     """Progress of a training run, apart from weights and optimiser, which keep their own state."""
 
     step: int = 0
+    progress: float = 0.0  # in the schedule, in steps: `step`, or the place of the step by time (see `pace.py`)
     cursor: Cursor = START  # in the data
     tokens: int = 0
     best: float | None = None  # the lowest validation loss, or the negative of the best value of another metric
@@ -151,18 +152,20 @@ def _read_facts(folder: Path, facts: dict[str, Any]) -> TrainState:
     if all(isinstance(facts.get(name), dict) for name in ("state", "here", "scaler")):
         stored = facts["state"]
     cursor, best = stored.get("place"), stored.get("best")
-    counts = {name: value for name, value in stored.items() if name not in ("place", "best")}
+    progress: Any = stored.get("progress", stored.get("step"))  # earlier versions did not store it
+    counts = {name: value for name, value in stored.items() if name not in ("place", "best", "progress")}
     if (
         not {"step", "place"} <= stored.keys() <= TrainState().to_json().keys()
         or not isinstance(cursor, list)
         or len(cursor) != len(START)
         or not all(type(n) is int and n >= 0 for n in (*counts.values(), *cursor))
         or not (best is None or type(best) in (int, float))
+        or type(progress) not in (int, float)
     ):
         raise ConfigError([Fault(str(path), "is not the state of a training")])
     if checkpoint_path(Path(), stored["step"]).name != folder.name:
         raise ConfigError([Fault(str(path), f"is of step {stored['step']}: the folder was renamed")])
-    return TrainState(**counts, best=best, cursor=Cursor(*cursor))
+    return TrainState(**counts, best=best, progress=progress, cursor=Cursor(*cursor))
 
 
 def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

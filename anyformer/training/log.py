@@ -32,13 +32,21 @@ class Log:
     """Context that writes metrics.jsonl and shows progress."""
 
     def __init__(
-        self, folder: Path, steps: int, start: int, console: Console, every: int, at_peak: float | None = None
+        self,
+        folder: Path,
+        steps: int,
+        start: int,
+        console: Console,
+        every: int,
+        at_peak: float | None = None,
+        place: float | None = None,
     ):
-        """`at_peak`: tokens per second at an MFU of 1, if it is known."""
+        """`at_peak`: tokens per second at an MFU of 1, if it is known. `place`: of step `start` in the schedule."""
         self.folder, self.path = folder, folder / "metrics.jsonl"
         self.steps, self.first, self.console, self.every, self.at_peak = steps, start, console, every, at_peak
         self.shown = time.perf_counter()
-        self.recent = deque([(self.shown, start, 0)])  # time, step, and tokens so far
+        place = start if place is None else place
+        self.recent = deque([(self.shown, place, 0)])  # time, place in the schedule, and tokens so far
         self.tokens, self.evaluation_seconds = 0, 0.0
         self.bar = Progress(
             TextColumn("[bold]training"),
@@ -50,7 +58,8 @@ class Log:
             disable=not console.is_terminal,
             speed_estimate_period=SPEED_SECONDS,
         )
-        self.task = self.bar.add_task("", total=steps, completed=start, note="")
+        self.task = self.bar.add_task("", total=steps, note="")
+        self.bar.update(self.task, completed=place)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -85,11 +94,20 @@ class Log:
                 if isinstance(value, float | int):
                     self.board.add_scalar(name, value, step)
 
-    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int, reward: float | None = None) -> None:
-        """Log a step: on the bar, and every `every` steps in metrics.jsonl."""
-        now = time.perf_counter()
+    def step(
+        self,
+        step: int,
+        loss: float,
+        lr: float,
+        norm: float,
+        tokens: int,
+        reward: float | None = None,
+        place: float | None = None,
+    ) -> None:
+        """Log a step: on the bar, and every `every` steps in metrics.jsonl. `place`: in the schedule, if not `step`."""
+        now, place = time.perf_counter(), step if place is None else place
         self.tokens += tokens
-        self.recent.append((now, step, self.tokens))
+        self.recent.append((now, place, self.tokens))
         while len(self.recent) > 2 and now - self.recent[1][0] > SPEED_SECONDS:
             self.recent.popleft()
         since, first, before = self.recent[0]
@@ -97,28 +115,32 @@ class Log:
         share = None if self.at_peak is None else rate / self.at_peak
         speed = f"{rate:,.0f} tokens/s" + ("" if share is None else f", {share:.1%} of the peak")
         shown = f"loss {loss:.3f}" + ("" if reward is None else f"  reward {reward:.3f}")
-        self.bar.update(self.task, completed=step, note=f"{shown}  {speed}")
-        if step % self.every == 0 or step == self.steps:
+        self.bar.update(self.task, completed=place, note=f"{shown}  {speed}")
+        if step % self.every == 0 or place == self.steps:
             more = {} if share is None else {"peak_share": round(share, 4)}
             more |= {} if reward is None else {"reward": reward}
             self.write(step, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=round(rate), **more)
-        if not self.console.is_terminal and (now - self.shown > SECONDS_BETWEEN_LINES or step == self.steps):
+        if not self.console.is_terminal and (now - self.shown > SECONDS_BETWEEN_LINES or place == self.steps):
             self.shown = now
-            left = (self.steps - step) * (now - since) / (step - first)
-            self.print(f"step {step}/{self.steps}  {shown}  {speed}  {left:.0f} s left")
+            left = (self.steps - place) * (now - since) / (place - first)
+            self.print(f"{self._name(step, place)}  {shown}  {speed}  {left:.0f} s left")
 
     @contextmanager
-    def evaluating(self, step: int) -> Iterator[None]:
+    def evaluating(self, step: int, place: float | None = None) -> Iterator[None]:
         """Show that an evaluation runs, as a line if it is the last one or takes long, and leave its time out."""
-        began = time.perf_counter()
+        began, place = time.perf_counter(), step if place is None else place
         self.bar.update(self.task, note="evaluating …")
         long = self.evaluation_seconds > SECONDS_BETWEEN_LINES
-        if not self.console.is_terminal and (long or step == self.steps):
-            self.print(f"step {step}/{self.steps}  evaluating …")
+        if not self.console.is_terminal and (long or place == self.steps):
+            self.print(f"{self._name(step, place)}  evaluating …")
         yield
         now = time.perf_counter()
         self.evaluation_seconds = now - began
-        self.recent = deque([(now, step, self.tokens)])
+        self.recent = deque([(now, place, self.tokens)])
+
+    def _name(self, step: int, place: float) -> str:
+        """Return the step and the last one, or its share of the time."""
+        return f"step {step}/{self.steps}" if place == step else f"step {step}  {place / self.steps:.0%}"
 
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
         self.write(step, **{f"{name}_{key}": value for key, value in values.items()})
@@ -146,11 +168,11 @@ class SilentLog(Log):
     def write(self, step: int, **values: Any) -> None:
         pass
 
-    def step(self, step: int, loss: float, lr: float, norm: float, tokens: int, reward: float | None = None) -> None:
+    def step(self, *_: Any, **__: Any) -> None:
         pass
 
     @contextmanager
-    def evaluating(self, step: int) -> Iterator[None]:
+    def evaluating(self, step: int, place: float | None = None) -> Iterator[None]:
         yield
 
     def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:

@@ -1,14 +1,15 @@
 """The training loop: steps, evaluations, snapshots and checkpoints, until the last step or a signal."""
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from anyformer.attention.attend import without_plans
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.prefetch import ending
@@ -22,11 +23,13 @@ from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_we
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
+from anyformer.training.pace import Pace, TimedPace
 from anyformer.training.saving import finish_saves, save
 from anyformer.training.schedule import lr_factor
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
 from anyformer.training.step import StepResult, TrainingStep, set_learning_rate
+from anyformer.training.stored_code import record_code, stored_code
 from anyformer.training.threads import threads
 from anyformer.training.utilisation import peak_tokens_per_second
 
@@ -44,24 +47,30 @@ class PendingStep:
     """A step that was started, and whose loss has not been read yet."""
 
     number: int
+    place: float  # in the schedule
     lr: float
     batches: list[Batch]
     result: StepResult
 
 
-def fit(job: Job) -> TrainState:
-    """Train to the last step, with evaluations and checkpoints on the way."""
+def fit(job: Job, began: float | None = None) -> TrainState:
+    """Train to the last step, with evaluations and checkpoints on the way.
+
+    `began`: when the process began to train, by `time.monotonic`; None: now.
+    """
+    began = time.monotonic() if began is None else began
     spec, state = job.recipe.train, job.state
     take_step, pending, signals = TrainingStep(job), deque[PendingStep](), Signals()
     first = state.step + 1
-    with signals, threads(job.threads), _stored_code(job), _open_log(job) as log, ending(job.reader), job.writer:
+    with signals, threads(job.threads), stored_code(job), _open_log(job) as log, ending(job.reader), job.writer:
         log.drop_after(state.step)
         job.ranks.on_first(lambda: drop_snapshots(job.out, after=state.step))
         parameters = count(job.model.config).parameters
         snapshots = snapshot_steps(spec, parameters)
         if note := limit_note(spec, parameters):
             log.print(note)
-        unfinished = state.step < spec.steps and not _should_stop(job)
+        pace = _pace(job, began) if job.ranks.is_first else Pace()
+        unfinished = state.progress < spec.steps and not _should_stop(job)
         saved = unfinished and job.ranks.on_first(checkpoint_path(job.out, state.step).exists)
         if saved and job.ranks.any(signals.received):
             raise Interrupted(f"interrupted at step {state.step}, which is saved: continue with --resume")
@@ -70,29 +79,33 @@ def fit(job: Job) -> TrainState:
             while len(pending) > left:
                 _finish_step(job, pending.popleft(), log)
 
-        while state.step < spec.steps and not _should_stop(job):
-            if state.step in snapshots and (problem := write_snapshot(job.out, state, job.model, job.task, job.ranks)):
+        passed = state.progress - 1  # the place before that of the newest step
+        while state.progress < spec.steps and not _should_stop(job):
+            due = not snapshots.isdisjoint(steps_between(passed, state.progress))
+            if due and (problem := write_snapshot(job.out, state, job.model, job.task, job.ranks)):
                 log.print(problem)
             number = state.step + 1
             job.watchdog.enter(f"step {number}")
-            lr = spec.optimizer.lr * lr_factor(spec.schedule, number, spec.steps)
+            passed, state.progress = state.progress, job.ranks.on_first(partial(pace.enter, number, state.progress))
+            lr = spec.optimizer.lr * lr_factor(spec.schedule, state.progress, spec.steps)
             set_learning_rate(job, lr)
             batches, cursor = read_batches(job.reader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, number)
-            pending.append(PendingStep(number, lr, batches, take_step(batches)))
+            pending.append(PendingStep(number, state.progress, lr, batches, take_step(batches)))
             state.step, state.cursor = number, cursor
             finish_steps(left=job.steps_in_flight)
             if number == first:
-                _record_code(job)
-            last = number == spec.steps
-            if job.valid and (last or (spec.evaluate_every and number % spec.evaluate_every == 0)):
+                record_code(job)
+            last, every = state.progress == spec.steps, spec.evaluate_every
+            if job.valid and (last or (every and passed // every < state.progress // every)):
                 finish_steps(left=0)
-                _validate(job, log)
+                with pace.pausing():
+                    _validate(job, log)
             # read once: a signal after the save counts for the next step
             stop, interrupted = _should_stop(job), job.ranks.any(signals.received or job.writer.failed)
             if interrupted:
                 job.ranks.on_first(job.writer.check)
-            if interrupted or stop or _is_save_step(spec, state):
+            if interrupted or stop or last or _is_save_step(spec, state):
                 finish_steps(left=0)
                 save(job)
             if interrupted and not last:
@@ -105,26 +118,6 @@ def fit(job: Job) -> TrainState:
     return state
 
 
-@contextmanager
-def _stored_code(job: Job) -> Iterator[None]:
-    """Read and write compiled code in the user's cache folder; damaged code is compiled again."""
-    if (cache := job.compile_cache) is None or not job.ranks.on_first(cache.hold):
-        yield
-        return
-    if cache.damaged:
-        text = f"{cache.folder}: the compiled code was damaged or incomplete, and is compiled again"
-        job.console.print(text, highlight=False, markup=False, soft_wrap=True)
-    with cache.in_use():
-        yield
-        _record_code(job)
-
-
-def _record_code(job: Job) -> None:
-    """Store the digests of the code that is compiled by now."""
-    if job.compile_cache is not None and job.ranks.is_first:
-        job.compile_cache.record()
-
-
 def read_batches(loader: Loader, state: TrainState, accumulate: int) -> tuple[list[Batch], Cursor]:
     """Return the micro-batches of the next step, and the cursor after them."""
     cursor, batches = state.cursor, []
@@ -135,9 +128,19 @@ def read_batches(loader: Loader, state: TrainState, accumulate: int) -> tuple[li
 
 
 def _is_save_step(spec: Train, state: TrainState) -> bool:
-    """Return whether a checkpoint is due: at the last step, the best one, and every `save_every` steps."""
+    """Return whether a checkpoint is due before the last step: at the best one, and every `save_every` steps."""
     regular = spec.save_every is not None and state.step % spec.save_every == 0
-    return regular or state.step in (spec.steps, state.best_step)
+    return regular or state.step == state.best_step
+
+
+def _pace(job: Job, began: float) -> Pace:
+    spec = job.recipe.train
+    return Pace() if spec.minutes is None else TimedPace(job.out, spec, job.state.step, began)
+
+
+def steps_between(place: float, other: float) -> range:
+    """Return the steps of the schedule after one place, up to another."""
+    return range(math.floor(place) + 1, math.floor(other) + 1)
 
 
 def _finish_step(job: Job, step: PendingStep, log: Log) -> None:
@@ -149,7 +152,7 @@ def _finish_step(job: Job, step: PendingStep, log: Log) -> None:
         return
     job.state.bad_in_a_row = 0
     job.state.tokens += step.result.tokens
-    log.step(step.number, loss, step.lr, norm, step.result.tokens, *reward)
+    log.step(step.number, loss, step.lr, norm, step.result.tokens, reward[0] if reward else None, step.place)
 
 
 def _note_bad_step(job: Job, step: PendingStep, loss: float, log: Log) -> None:
@@ -177,7 +180,7 @@ def _validate(job: Job, log: Log) -> None:
     state = job.state
     assert job.valid is not None
     job.watchdog.enter(f"the evaluation of step {state.step}")
-    with log.evaluating(state.step):
+    with log.evaluating(state.step, place=state.progress):
         metrics = evaluate(job, job.valid)
     log.evaluation(state.step, "valid", metrics.values)
     metric = job.recipe.train.best
@@ -194,7 +197,7 @@ def evaluate(job: Job, rows: Rows) -> Metrics:
     Losses are computed in the precision of training; texts are generated in that of the weights.
     """
     job.model.eval()
-    with ema_weights(job), job.autocast():
+    with ema_weights(job), job.autocast(), without_plans():
         model = _gathered_model(job)
         return job.ranks.on_first(lambda: job.task.evaluate(model, rows, job.recipe.batches))
 
@@ -216,7 +219,9 @@ def _open_log(job: Job) -> Log:
     spec = job.recipe.train
     if not job.ranks.is_first:
         return SilentLog()
-    return Log(job.out, spec.steps, job.state.step, job.console, spec.log_every, tokens_at_peak(job))
+    return Log(
+        job.out, spec.steps, job.state.step, job.console, spec.log_every, tokens_at_peak(job), job.state.progress
+    )
 
 
 def tokens_at_peak(job: Job) -> float | None:

@@ -11,12 +11,13 @@ from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_fi
 from anyformer.data.paths import named
 from anyformer.processes import LOCK
 from anyformer.recipe import Recipe, compares_with_start
-from anyformer.run import RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
+from anyformer.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
-BEFORE_A_CHECKPOINT = (RECIPE, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
+BEFORE_A_CHECKPOINT = (RECIPE, PLACES, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
 CHANGEABLE = (
     "train.steps",
+    "train.minutes",
     "data.root",
     "data.sets",
     "parallel.shard",

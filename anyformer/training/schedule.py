@@ -6,8 +6,8 @@ from typing import assert_never
 from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
-def lr_factor(schedule: Schedule, step: int, steps: int) -> float:
-    """Return the factor on the peak learning rate at `step` of `steps`."""
+def lr_factor(schedule: Schedule, step: float, steps: int) -> float:
+    """Return the factor on the peak learning rate at `step` of `steps`; by time it may lie between two (`pace.py`)."""
     warmup = schedule.warmup
     if step <= warmup:
         return step / warmup

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from anyformer.attention.attend import without_plans
 from anyformer.config import ConfigError, Fault, io
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
@@ -59,15 +61,17 @@ def train(
     resume: bool = False,
     allow_changed_data: bool = False,
     console: Console | None = None,
+    began: float | None = None,
 ) -> Run:
     """Train a model by a recipe (a built-in name, a file, or a `Recipe`) and return the run.
 
     The run is written to `out`, by default `runs/<name>`. With `resume`, training continues in that folder; data files
     that changed since the last checkpoint are refused unless `allow_changed_data` is set. Under torchrun every process
-    calls it, and each gets the run.
+    calls it, and each gets the run. `began`: when the time of `train.minutes` began, by `time.monotonic`; None: now.
     """
     if allow_changed_data and not resume:
         raise ConfigError([Fault("--allow-changed-data", "needs --resume: a new run has no earlier data")])
+    began = time.monotonic() if began is None else began
     name, changes = recipe if isinstance(recipe, str) else "run", list(overrides)
     folder = Path(out) if out is not None else Path("runs") / Path(name).stem
     try:
@@ -88,7 +92,7 @@ def train(
                     job = prepare(spec, folder, resume, output, ranks, allow_changed_data=allow_changed_data)
                     job.watchdog = watchdog
                 with advise_out_of_memory(partial(train_advice, job)):
-                    fit(job)
+                    fit(job, began)
                     watchdog.enter("the end: the run folder is written")
                     return finish(job)
     except KeyboardInterrupt:
@@ -162,7 +166,7 @@ def evaluate(
         rows = read(one.source, recipe.data, one.split, recipe.seed, one.key, by)
         rows = task.filter_rows(readable(rows, media_of(task)), run.config)
         rows = check_bad_rows(rows, recipe.data, one.key)
-        with advise_out_of_memory(partial(evaluate_advice, recipe)):
+        with advise_out_of_memory(partial(evaluate_advice, recipe)), without_plans():
             metrics = found[one.name] = _measure(task, run, rows, recipe, by)
         if not math.isfinite(metrics.values.get("loss", 0.0)):
             raise FloatingPointError(f"the loss is {metrics.values['loss']}: the model's weights may hold NaN or Inf")
