@@ -72,8 +72,8 @@ def new_(
         float | None,
         typer.Option(
             min=0.01,
-            help="Time of the training, if this machine stays as fast as now; it sets the number of steps. "
-            "Default: 5, or as long as it takes to learn.",
+            help="Time of the training, evaluations included: as many steps are taken as fit. "
+            "Default: as many steps as take 5 minutes here, or as it takes to learn.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The recipe. Default: the name of the data with .toml.")] = None,
@@ -87,7 +87,7 @@ def new_(
 
     from anyformer.config.overrides import assignment
     from anyformer.config.spec import ConfigError, Fault, close_file, visible
-    from anyformer.new.budget import TRIAL_STEPS, measure, minutes_note, steps_within
+    from anyformer.new.budget import measure, minutes_note, steps_within
     from anyformer.new.draft import Request, draft, task_kind
 
     given = [*(data or ()), *(more or ())]
@@ -130,10 +130,10 @@ def new_(
     )
     made = draft(request)
     typer.echo("building tokenizer and model, and timing a few steps", err=True)
-    measured = measure(made.text(TRIAL_STEPS))
+    made, measured = measure(made)
     steps, reason = steps_within(measured, minutes, made.facts) if fixed is None else (fixed, "")
-    out.write_text(made.text(steps, reason), encoding="utf-8")
-    _report(made, measured, steps, out)
+    out.write_text(made.text(steps, reason, minutes), encoding="utf-8")
+    _report(made, measured, steps, minutes, out)
     if note := minutes_note(measured, minutes, steps, made.facts):
         typer.echo(f"note       {note}")
 
@@ -165,7 +165,7 @@ def _run(first: str) -> "tuple[str, ModelConfig]":
     return path.as_posix(), config_of_run(path)
 
 
-def _report(made: "Draft", measured: "Plan", steps: int, out: Path) -> None:
+def _report(made: "Draft", measured: "Plan", steps: int, minutes: float | None, out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -175,6 +175,8 @@ def _report(made: "Draft", measured: "Plan", steps: int, out: Path) -> None:
     for what, choice, why in made.reasons:
         table.add_row(what, choice, why)
     time = f"{steps:,} steps, about {duration(steps * measured.seconds)} on {measured.device}, without evaluations"
+    if minutes is not None:
+        time = f"{minutes:g} min on {measured.device}, about {steps:,} updates"
     epochs = measured.epochs * steps / measured.recipe.train.steps
     table.add_row("training", time, f"{epochs:.3g} epochs; {measured.table.parameters:,} parameters")
     Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False).print(table)

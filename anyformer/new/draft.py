@@ -15,7 +15,7 @@ from anyformer.new.models import Facts, Line
 from anyformer.new.overrides import override_lines
 from anyformer.new.texts import TextStats, measure
 from anyformer.new.toml import toml
-from anyformer.recipe import Classify, Embed, LanguageModel, MaskedLanguageModel, Regress, Seq2Seq, Tag, Task
+from anyformer.recipe import PARTS, Classify, Embed, LanguageModel, MaskedLanguageModel, Regress, Seq2Seq, Tag, Task
 from anyformer.recipe.sources import SPLITS
 
 TASKS = {  # the names that users give to tasks
@@ -92,8 +92,8 @@ class Draft:
         rows = self.sources.rows["train"]
         return ", ".join(label[:20] for label in _labels(rows)[:6]) + (", ..." if self.facts.labels > 6 else "")
 
-    def text(self, steps: int, reason: str = "") -> str:
-        """Return the recipe, with the reason for its number of steps."""
+    def text(self, steps: int, reason: str = "", minutes: float | None = None) -> str:
+        """Return the recipe, with the reason for its number of steps, or for the minutes that are given."""
         facts, sources = self.facts, self.sources
         data = [Line("root", '"."', "paths begin where anyformer is run")]
         data += [
@@ -111,7 +111,10 @@ class Draft:
             ],
             "data": data,
             **models.model(facts),
-            "train": [*models.training(facts, steps, reason), *self._evaluation(steps)],
+            "train": [
+                *models.training(facts, steps, minutes, reason),
+                *self._evaluation(steps if minutes is None else PARTS),
+            ],
         }
         if self.request.overrides:
             sections = override_lines(sections, self.request.overrides)

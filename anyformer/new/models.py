@@ -3,18 +3,27 @@
 The sizes are those of the recipes that come with anyformer, which were tuned on data of similar size.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from anyformer.config import Attention, Embedder, ModelConfig
 from anyformer.new.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pieces, whole_words, words
-from anyformer.recipe import Task
+from anyformer.recipe import PARTS, Lengths, Task
 
 SMALL, LARGE = 20_000, 100_000  # rows
 MAX_CLASSIFIED = 2048  # tokens of a text that a classifier reads; longer ones are cut
 MAX_CRF_LABELS = 40  # a CRF has a score for each pair of labels
-GPU_FACTOR = 4  # tokens in a batch on a GPU ÷ those on a CPU
+GPU_FACTOR = 4  # tokens in the batch on a GPU for which the learning rates were tuned ÷ those on a CPU
+GPU_TOKENS = 2**15  # of a batch on a GPU: enough work for its kernels
+MIN_BATCHES = {
+    False: 16,
+    True: 64,
+}  # of an epoch on a GPU, from scratch and in fine-tuning: of few rows, batches are small
+ROW = 128  # tokens of a packed row, for which short attention has a kernel of its own
+LONG_ROW = 512  # tokens of a packed row from which attention reads each document by itself
+MAX_MASKED_ROW = 512  # tokens of a row of masked tokens
 EPOCHS = {"seq2seq": 40, "lm": 20, "mlm": 20, "classify": 15, "tag": 20, "regress": 20, "embed": 20}
 FINE_TUNING_EPOCHS = 4
 
@@ -51,6 +60,7 @@ class Facts:
     gpu: bool
     first: tuple[str, ModelConfig] | None = None  # the run that fine-tuning starts from
     lora: bool = False
+    lengths: Lengths | None = None  # in tokens; None: they are not known yet
 
     @property
     def compares(self) -> bool:
@@ -88,9 +98,43 @@ class Facts:
         return 0.3 if self.rows < SMALL else 0.2 if self.rows < LARGE else 0.1
 
     @property
-    def tokens(self) -> int:
+    def usual_tokens(self) -> int:
+        """Tokens of the batch for which the learning rate was tuned."""
+        if self.task.kind == "lm":
+            return 64 * 256 if self.gpu else 8 * 128 if self.first else 12 * 128
         usual = 1024 if self.first else 4096 if self.task.kind == "embed" else 2048
         return usual * (GPU_FACTOR if self.gpu else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a batch."""
+        if not self.gpu:
+            return self.usual_tokens
+        if self.lengths is None:
+            return GPU_TOKENS
+        most = self.lengths.total // MIN_BATCHES[self.first is not None]
+        least = max(GPU_FACTOR * 256, 0 if self.task.kind == "lm" else self.lengths.longest)
+        return max(_next_power(least), min(GPU_TOKENS, _next_power(most + 1) // 2))
+
+    @property
+    def packed_row(self) -> int | None:
+        """Tokens of a row that holds several texts; None: each row holds one."""
+        one_output = self.task.kind in ("classify", "regress", "embed") or self.has_crf
+        if not self.gpu or self.lengths is None or self.first or one_output or self.task.kind == "lm":
+            return None
+        longest = self.lengths.longest
+        if self.task.kind == "mlm":
+            longest = min(longest, MAX_MASKED_ROW)
+        return ROW if longest <= ROW else max(LONG_ROW, _next_power(longest))
+
+    @property
+    def has_crf(self) -> bool:
+        return self.task.kind == "tag" and getattr(self.task, "spans", False) and self.labels <= MAX_CRF_LABELS
+
+    @property
+    def attention(self) -> str:
+        """Attention of a new model; kernels that read each document of a long row by itself drop no weights."""
+        return "{ heads = 4 }" if (self.packed_row or 0) >= LONG_ROW else "{ heads = 4, dropout = 0.1 }"
 
     @property
     def epochs(self) -> int:
@@ -109,6 +153,10 @@ class Facts:
                 return "mrr"
             case _:
                 return "loss"
+
+
+def _next_power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
 
 
 def max_length(facts: Facts) -> int:
@@ -177,9 +225,9 @@ def head(facts: Facts) -> Line:
             value = f'{{ kind = "classifier", labels = 1, pool = "{pool}", dropout = {drop} }}'
             return Line("head", value, "one number")
         case "tag":
-            crf = getattr(facts.task, "spans", False) and facts.labels <= MAX_CRF_LABELS
-            value = f'{{ kind = "token_labels", labels = "auto", crf = {str(crf).lower()}, dropout = {drop} }}'
-            why = "a CRF also scores which tag follows which" if crf else "one label for each word"
+            crf = str(facts.has_crf).lower()
+            value = f'{{ kind = "token_labels", labels = "auto", crf = {crf}, dropout = {drop} }}'
+            why = "a CRF also scores which tag follows which" if facts.has_crf else "one label for each word"
             return Line("head", value, why)
         case "embed":
             return Line("head", f'{{ kind = "embedder", pool = "{pool}" }}', "the vector of a text")
@@ -223,7 +271,7 @@ def _sizes(facts: Facts) -> list[Line]:
 
 
 def _encoder_decoder(facts: Facts) -> Sections:
-    attention = "{ heads = 4, dropout = 0.1 }"
+    attention = facts.attention
     why = f"{facts.rows:,} rows: against overfitting" if facts.dropout > 0.1 else "many rows: little is needed"
     return {
         "model": [
@@ -273,7 +321,7 @@ def _decoder(facts: Facts) -> Sections:
 
 def _encoder(facts: Facts) -> Sections:
     spelling = ""
-    mixer, why = "{ heads = 4, dropout = 0.1 }", "attention: every token sees every other"
+    mixer, why = facts.attention, "attention: every token sees every other"
     position = Line("position", '"rotary"', "relative positions")
     if facts.task.kind == "tag":
         spelling = ', spelling = { kind = "bytes", width = 32, channels = 128, kernel = 5, longest = 16 }'
@@ -326,24 +374,32 @@ def _one_layer(facts: Facts, layer: str, wide: str, shallow: str) -> Sections:
 def batches(facts: Facts) -> Line:
     """Return the batches of a task."""
     if facts.task.kind != "lm":
-        return Line(
-            "batches",
-            f'{{ kind = "padded", tokens = {facts.tokens} }}',
-            "rows of similar length, padded to the longest",
-        )
+        if length := facts.packed_row:
+            value = f'{{ kind = "packed", tokens = {max(facts.tokens, length)}, length = {length} }}'
+            return Line("batches", value, "several texts in a row: one shape, which a GPU compiles once")
+        if facts.gpu and not facts.compares:
+            value = f'{{ kind = "padded", tokens = {facts.tokens}, few_shapes = true }}'
+            return Line("batches", value, "rows of similar length, padded to one of a few")
+        value = f'{{ kind = "padded", tokens = {facts.tokens} }}'
+        return Line("batches", value, "rows of similar length, padded to the longest")
     longest = 256 if facts.gpu else 128
     limits = [stack.limit for stack in facts.first[1].stacks.values()] if facts.first else []
     length = max(8, min([longest, facts.inputs.characters // 20, *(n for n in limits if n is not None)]))
-    rows = 64 if facts.gpu else 8 if facts.first else 12
+    rows = max(1, facts.tokens // longest)
     return Line(
         "batches", f'{{ kind = "crops", rows = {rows}, length = {length} }}', f"{rows} random parts of {length} tokens"
     )
 
 
-def training(facts: Facts, steps: int, reason: str) -> Iterator[Line]:
+def training(facts: Facts, steps: int, minutes: float | None, reason: str) -> Iterator[Line]:
     """Yield the settings of the training loop."""
     rate, decay = _rate(facts), 0.01 if facts.first else 0.05
-    yield Line("steps", str(steps), reason)
+    if minutes is None:
+        yield Line("steps", str(steps), reason)
+    else:
+        steps = PARTS
+        yield Line("minutes", f"{minutes:g}", f"of the whole training: {reason}")
+        yield Line("steps", str(steps), "parts of this time, by which warm-up and evaluations are counted")
     adam = f'{{ kind = "adamw", lr = {rate}, betas = [0.9, 0.98], weight_decay = {decay} }}'
     yield Line(
         "optimizer", adam, "lr: the peak of the learning rate" + (", low for pretrained weights" * (rate < 5e-4))
@@ -359,6 +415,9 @@ def training(facts: Facts, steps: int, reason: str) -> Iterator[Line]:
 
 
 def _rate(facts: Facts) -> float:
+    """Return the learning rate: that of the usual batch, times the square root of the ratio of their tokens."""
     if facts.first is not None and not facts.lora:
-        return 5e-5 if facts.first[1].width >= 768 else 1e-4
-    return 2e-3 if facts.task.kind in ("lm", "tag") and not facts.first else 1e-3
+        usual = 5e-5 if facts.first[1].width >= 768 else 1e-4
+    else:
+        usual = 2e-3 if facts.task.kind in ("lm", "tag") and not facts.first else 1e-3
+    return float(f"{usual * math.sqrt(facts.tokens / facts.usual_tokens):.2g}")

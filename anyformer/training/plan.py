@@ -2,7 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +19,18 @@ from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
-from anyformer.recipe import Recipe, columns
+from anyformer.nn.model import Transformer
+from anyformer.recipe import Lengths, Recipe, columns
 from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import START
 from anyformer.training.first_rows import ExampleSummary, first_rows
 from anyformer.training.job import Job
-from anyformer.training.make_task import TEXT_COLUMNS, make_task
+from anyformer.training.make_task import TEXT_COLUMNS, fit_config, make_task
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
 from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.snapshots import snapshot_steps
-from anyformer.training.step import TrainingStep
+from anyformer.training.step import StepResult, TrainingStep
+from anyformer.training.stored_code import stored_code
 from anyformer.training.threads import threads
 from anyformer.training.utilisation import peak_tokens_per_second
 
@@ -93,24 +96,42 @@ class Plan:
     seconds: float  # per step
     tokens_per_second: float  # without padding; with the tokens of sampled answers
     peak_share: float | None  # MFU
+    steps: int  # of the recipe, or as many as its minutes suffice for
     examples: tuple[ExampleSummary, ...]
 
     def render(self) -> str:
         return "\n".join(_lines(self))
 
 
-def plan(recipe: Recipe, console: Console | None = None) -> Plan:
-    """Read the data, build tokenizer and model, and take a few steps; nothing is written."""
+def plan(recipe: Recipe, console: Console | None = None, fit: Callable[[Lengths], Recipe] | None = None) -> Plan:
+    """Read the data, build tokenizer and model, and take a few steps; nothing is written but compiled code.
+
+    `fit` returns the recipe that is measured, with other batches, model and training, by the lengths of examples.
+    """
     console = console or Console(stderr=True)
     with console.status("reading the data"), advise_out_of_memory(lambda: "while the data is read"):
         splits = read_rows(recipe)
     with console.status("building tokenizer and model"), advise_out_of_memory(lambda: BUILD_ADVICE):
         task = make_task(recipe, splits["train"], console)
         train, valid = fit_rows(recipe, task, splits, console)
+        if fit is not None:
+            recipe = fit(_lengths(recipe, task, train))
         job = build(recipe, Path(), task, train, valid, console)
     advice = advise_out_of_memory(lambda: train_advice(job))
-    with console.status("taking a few steps"), advice, threads(job.threads):
+    with console.status("taking a few steps"), advice, threads(job.threads), stored_code(job):
         return _measure(job, train)
+
+
+def _lengths(recipe: Recipe, task: Task, rows: Rows) -> Lengths:
+    """Return the lengths in tokens of the examples that a recipe's loader reads."""
+    with torch.device("meta"):
+        model = Transformer(fit_config(recipe, task))
+    loader = task.loader(rows, recipe.batches, recipe.seed, model)
+    if isinstance(loader, EpochLoader):
+        longest = loader.sizes.max(axis=1)
+        return Lengths(int(longest.sum()), int(longest.max()))
+    assert isinstance(loader, CropLoader | OrderedLoader)
+    return Lengths(len(loader.ids), len(loader.ids))
 
 
 def _measure(job: Job, train: Rows) -> Plan:
@@ -124,7 +145,9 @@ def _measure(job: Job, train: Rows) -> Plan:
     if job.device.type == "cuda":
         peak = peak_tokens_per_second(job.model.config, largest, job.device, job.precision)
         share = None if peak is None else speed / peak
-    epoch_tokens, epochs = _epochs(job)
+    spec, seconds = job.recipe.train, per_slot * per_step
+    steps = spec.steps if spec.minutes is None else max(1, round(60 * spec.minutes / seconds))
+    epoch_tokens, epochs = _epochs(job, steps)
     sides = _sides(job.task)
     return Plan(
         recipe=job.recipe,
@@ -144,9 +167,10 @@ def _measure(job: Job, train: Rows) -> Plan:
         epochs=epochs,
         memory=_memory(job, table, largest),
         snapshots=len(snapshot_steps(job.recipe.train, table.parameters)),
-        seconds=per_slot * per_step,
+        seconds=seconds,
         tokens_per_second=speed,
         peak_share=share,
+        steps=steps,
         examples=tuple(first_rows(job, batches[0])),
     )
 
@@ -186,9 +210,9 @@ def _sizes(batches: list[Batch]) -> tuple[float, float, float]:
     return rows / len(batches), target / rows, source / rows
 
 
-def _epochs(job: Job) -> tuple[int, float]:
+def _epochs(job: Job, steps: int) -> tuple[int, float]:
     """Return the tokens of an epoch, and the number of epochs."""
-    read = job.recipe.train.steps * job.recipe.train.accumulate
+    read = steps * job.recipe.train.accumulate
     match job.loader:
         case EpochLoader() as examples:
             return int(examples.sizes.sum()), read / len(examples.plan(0))
@@ -205,22 +229,25 @@ def _time(job: Job, batches: list[Batch]) -> tuple[float, float]:
 
     The second number is 1, except where steps sample answers.
     """
-    take_step = TrainingStep(job)
-    warmup = len(batches) if job.compiled else 1  # every new shape may be compiled: take each once before timing
+    take_step, pending = TrainingStep(job), deque[tuple[Batch, StepResult]]()
+    warmup = len(batches) if job.device.type == "cuda" else 1  # a GPU compiles and captures its steps first
     times, read, trained = list[float](), 0, 0
-    began = time.perf_counter()
+    began = last = time.perf_counter()
     for batch in itertools.cycle(batches):
-        start = time.perf_counter()
-        result = take_step([batch])
+        pending.append((batch, take_step([batch])))
+        if len(pending) <= job.steps_in_flight:
+            continue
+        done, result = pending.popleft()
         result.scalars.read()
-        seconds = time.perf_counter() - start
-        times.append(seconds / batch.slots)
-        read, trained = read + batch.tokens, trained + result.tokens
+        now = time.perf_counter()
+        seconds, last = now - last, now
+        times.append(seconds / done.slots)
+        read, trained = read + done.tokens, trained + result.tokens
         if seconds > LONG_STEP_SECONDS and not job.compiled:
             return times[-1], trained / read
         if len(times) == warmup:
-            began = time.perf_counter()
-        if len(times) >= warmup + MIN_TIMED_STEPS and time.perf_counter() - began > MIN_TIMED_SECONDS:
+            began = now
+        if len(times) >= warmup + MIN_TIMED_STEPS and now - began > MIN_TIMED_SECONDS:
             break
     quartile = sorted(times[warmup:])[(len(times) - warmup) // 4]  # the lower: other programs only slow steps down
     return quartile, trained / read
@@ -299,17 +326,17 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"{plan.batch_tokens:,.0f} tokens"
     )
     each = spec.train.accumulate
-    read = spec.train.steps * each * plan.batch_tokens
+    read = plan.steps * each * plan.batch_tokens
     several = f" of {each} batches" if each > 1 else ""
-    yield f"training   {spec.train.steps:,} steps{several} = {plan.epochs:.3g} epochs = {_short(read)} tokens"
+    yield f"training   {plan.steps:,} steps{several} = {plan.epochs:.3g} epochs = {_short(read)} tokens"
     listed = ", ".join(f"{name} {_bytes(size)}" for name, size in memory.parts.items() if size)
     measured = f"; peak of the device {_bytes(memory.measured)}" if memory.measured else ""
     yield f"memory     at least {_bytes(memory.total)}: {listed}{measured}"
     yield f"disk       {_disk(plan)}"
     share = f", {plan.peak_share:.1%} of the peak" if plan.peak_share is not None else ""
-    excluded = "" if plan.valid is None else "; without evaluations"
+    excluded = "" if plan.valid is None or spec.train.minutes is not None else "; without evaluations"
     yield (
-        f"time       about {duration(spec.train.steps * plan.seconds)} in {plan.precision} on {plan.device}: "
+        f"time       about {duration(plan.steps * plan.seconds)} in {plan.precision} on {plan.device}: "
         f"{duration(plan.seconds)} a step, {plan.tokens_per_second:,.0f} tokens/s{share}{excluded}"
     )
     for example in plan.examples:

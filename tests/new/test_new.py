@@ -88,7 +88,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(recipe: str, text: str = "a dog 개 书") -> str:
     """Train two steps by a recipe, and return the prediction for a line: the three commands of a newcomer."""
-    result = run("train", recipe, "train.steps=2", "train.evaluate_every=none", "train.snapshots=0")
+    result = run(
+        "train", recipe, "train.minutes=none", "train.steps=2", "train.evaluate_every=none", "train.snapshots=0"
+    )
     assert result.exit_code == 0, result.output
     Path("new.txt").write_text(f"{text}\n", encoding="utf-8")
     result = run("predict", f"runs/{Path(recipe).stem}", "new.txt")
@@ -335,14 +337,12 @@ def test_steps_suffice_to_learn_unless_minutes_are_given() -> None:
     scratch, tuned = Mock(epochs=40, first=None), Mock(epochs=4, first=("run", None))
     assert steps_within(measured, None, scratch)[0] == MIN_LEARNING_STEPS[False]
     assert steps_within(measured, None, tuned)[0] == MIN_LEARNING_STEPS[True]
-    assert steps_within(measured, 20.0, scratch) == (120, "at most 20 minutes here")
-    assert steps_within(measured, 0.1, scratch) == (MIN_STEPS, "no fewer make sense")
-    told = minutes_note(measured, 0.1, MIN_STEPS, scratch)
-    assert told is not None
-    assert told.startswith("--minutes 0.1 cannot be kept: ")
-    assert f"{MIN_STEPS} steps, the fewest that make sense, take 8.3 min; " in told
+    assert steps_within(measured, 20.0, scratch) == (120, "about 120 updates here")
+    assert steps_within(measured, 0.01, scratch) == (1, "about 1 updates here")
     measured.seconds = 0.001
     assert steps_within(measured, None, scratch) == (40_000, "40 epochs")
+    measured.epochs = 1000.0
+    assert steps_within(measured, None, scratch) == (MIN_STEPS, "no fewer make sense")
 
 
 def test_too_few_minutes_are_noted() -> None:
