@@ -99,7 +99,10 @@ def _repeat(experiment: Experiment, found: Found) -> str:
         device = "" if experiment.timed else f" one after the other on one {'GPU' if size == 'gpu' else 'core'}"
         if size == "gpu" and not experiment.timed:  # those that share a GPU take longer
             device += ", or less: several measurements may have shared it"
-        commands.append(f"`anyformer lab {experiment.name}{option}` ({minutes_of(results):g} minutes{device})")
+        minutes = f"{minutes_of(results):g}"
+        if is_stale(experiment, results):  # there may be other cells now
+            minutes = f"about {experiment.minutes[('quick', 'cpu', 'gpu').index(size)]:g}"
+        commands.append(f"`anyformer lab {experiment.name}{option}` ({minutes} minutes{device})")
         files.append(f"`runs/lab/{size}/{experiment.name}.jsonl`")
     jobs = "one measurement at a time, because they are timed" if experiment.timed else "less with `--jobs N`"
     raw = " and ".join(f"[{size}](results/{size}/{experiment.name}.jsonl)" for size in found)

@@ -13,7 +13,7 @@ from anyformer.lab.cells import Result, key, read_results
 from anyformer.lab.compare import markdown
 from anyformer.lab.experiment import Experiment, Size, every
 from anyformer.lab.figures import save
-from anyformer.lab.page import CODE, TITLES, Found, is_stale, main_size, page_of
+from anyformer.lab.page import CODE, TITLES, Found, is_stale, main_size, page_of, rule_for
 from anyformer.lab.verdicts import VERDICTS, Stored, minutes_of
 
 THUMBNAIL_DPI = 45  # 360 pixels wide
@@ -51,13 +51,18 @@ def unused_figures(index: Sequence[tuple[Experiment, Found]], folder: Path) -> l
 
 
 def stored(experiment: Experiment, folder: Path) -> Found:
-    """Return the complete sets of results, by size; the quick size only where there is no other."""
+    """Return the complete sets of results, by size; the quick size only where there is no other.
+
+    Stale results may be of cells that are no longer measured: they are shown as they are.
+    """
     found: Found = {}
     for size in get_args(Size):
-        by_cell = {key(r.cell): r for r in read_results(folder / "results" / size / f"{experiment.name}.jsonl")}
-        needed = [key(cell) for cell in experiment.cells(size)]
-        if by_cell and all(cell in by_cell for cell in needed):
+        results = read_results(folder / "results" / size / f"{experiment.name}.jsonl")
+        by_cell, needed = {key(r.cell): r for r in results}, [key(cell) for cell in experiment.cells(size)]
+        if results and all(cell in by_cell for cell in needed):
             found[size] = [by_cell[cell] for cell in needed]
+        elif results and rule_for(experiment, results) not in {result.rule for result in results}:
+            found[size] = sorted(results, key=lambda r: r.cell.get("seed", 0))  # as in cells, which pair by seed
     return {size: results for size, results in found.items() if size != "quick" or len(found) == 1}
 
 

@@ -58,6 +58,16 @@ def test_a_wider_range_decides() -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), TUNED)
+def test_a_claim_can_be_decided_by_the_rates_that_it_tries(name: str, size: Size) -> None:
+    """Two rates are both ends: a range with an inside has three or more, of each side."""
+    experiment = find(name)
+    found = [Result(dict(cell), HOLDS[name](cell), 0.0, "made up") for cell in experiment.cells(size)]
+    assert min(len(side.scores) for side in experiment.sides(found)) >= 3
+    assert experiment.verdict(found) != experiment.judge(found)
+    assert experiment.verdict(found).outcomes[0].holds
+
+
+@pytest.mark.parametrize(("name", "size"), TUNED)
 @settings(max_examples=4, deadline=None)
 @given(slope=st.sampled_from([-1.0, 1.0]), scale=st.floats(2, 9))
 def test_every_claim_with_several_rates_is_undecided_where_the_best_is_at_an_end(

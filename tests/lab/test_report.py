@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from anyformer.lab.cells import Cell, Result, append
 from anyformer.lab.experiment import NAMES, find
 from anyformer.lab.experiments.warmup import _by_layer
 from anyformer.lab.page import measured_on, page_of, reading, rule_for, setup
@@ -119,6 +120,31 @@ def test_results_under_another_rule_are_stale() -> None:
         assert "`000000000000`" in page
         assert "(stale)" in index_of([(experiment, {"cpu": some})])
     assert rule_for(experiment, results) in page_of(experiment, {"cpu": fresh})
+
+
+def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(tmp_path: Path) -> None:
+    experiment, file = find("norms"), tmp_path / "results" / "cpu" / "norms.jsonl"
+    cells = experiment.cells("cpu")
+    found = {"final": 1.0, "mean": 1.0, "exact_match": 0.0, "diverged": False, "curve": [[1, 1.0]]}
+
+    def write(some: list[Cell], rule: str) -> list[Result]:
+        file.unlink(missing_ok=True)
+        results = [Result(dict(cell), found, 1.0, "made up", rule) for cell in some]
+        for result in results:
+            append(file, result)
+        return results
+
+    fresh = experiment.rule(cells)
+    assert stored(experiment, tmp_path) == {}
+    whole = write(cells, fresh)
+    assert stored(experiment, tmp_path) == {"cpu": whole}
+    write(cells[1:], fresh)
+    assert stored(experiment, tmp_path) == {}
+    before = write([cell for cell in cells if cell["lr"] < 0.002][::-1], "older")  # workers end in any order
+    assert stored(experiment, tmp_path) == {"cpu": sorted(before, key=lambda result: result["seed"])}
+    assert "`anyformer lab norms` (about " in page_of(experiment, {"cpu": before})
+    append(file, Result(dict(cells[-1]), found, 1.0, "made up", fresh))
+    assert stored(experiment, tmp_path) == {}
 
 
 def test_listed_verdicts_are_those_of_the_results() -> None:

@@ -38,13 +38,14 @@ from anyformer.recipe import (
 from anyformer.recipes import read_recipe
 
 FRESH = 200  # first seed of the cpu and gpu sizes: no run that was looked at while a rule was written had it
+WIDER = 300  # the same for claims whose rule has asked for a wider range of learning rates since
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def seeds(size: Size, count: int = 5) -> range:
+def seeds(size: Size, count: int = 5, first: int = FRESH) -> range:
     """Return the seeds of a size: three at the quick size, which is for a first look, else at least five fresh ones."""
-    return range(3) if size == "quick" else range(FRESH, FRESH + count)
+    return range(3) if size == "quick" else range(first, first + count)
 
 
 @torch.no_grad()

@@ -73,14 +73,14 @@ those of training are not tried."""
         "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762)",
     )
     parts = ("nn/recurrent.py", "nn/attention.py", "nn/model.py", "decoding/generate.py")
-    minutes = (2, 4, 8)
+    minutes = (2, 4, 16)
     alt = "Fraction of words right by sentence length for an RNN with and without attention and a Transformer"
 
     def cells(self, size: Size) -> list[Cell]:
         width, words, lengths, steps, rates = {
             "quick": (48, 16, (2, 4, 8, 12), 600, (6e-3,)),
             "cpu": (64, 32, (2, 4, 8, 16), 1000, (5e-3,)),
-            "gpu": (128, 64, (4, 8, 16, 32, 48), 4000, (4e-3, 1.5e-3)),
+            "gpu": (128, 64, (4, 8, 16, 32, 48), 4000, (1e-2, 4e-3, 1.5e-3, 6e-4)),
         }[size]
         rest = {"width": width, "depth": 1, "words": words, "lengths": list(lengths), "rows": 32, "steps": steps}
         return [{"model": m, "lr": lr, **rest, "seed": s} for m in LABELS for lr in rates for s in seeds(size)]

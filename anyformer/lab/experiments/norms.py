@@ -6,7 +6,7 @@ from typing import Any
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
-from anyformer.lab.experiments.common import final, found, seeds, side, sorting
+from anyformer.lab.experiments.common import WIDER, final, found, seeds, side, sorting
 from anyformer.lab.figures import curves, label_ends, panels, reference
 from anyformer.lab.stats import summary, written_test
 from anyformer.lab.trial import trained
@@ -56,7 +56,7 @@ finite losses. Initialisations that are made for depth without norms or residual
         "without norms",
     )
     parts = ("nn/block.py", "nn/norm.py", "config/block.py")
-    minutes = (5.5, 24, 5)
+    minutes = (8, 56, 52)
     alt = (
         "Training loss by step with norms and residuals, without norms and without residuals, for shallow and deep "
         "models"
@@ -65,8 +65,8 @@ finite losses. Initialisations that are made for depth without norms or residual
     def cells(self, size: Size) -> list[Cell]:
         width, depths, longest, tokens, steps, rates = {
             "quick": (32, (2, 12), 5, 320, 200, (1e-3, 4e-3, 1.6e-2)),
-            "cpu": (32, (2, 16), 5, 320, 250, (1e-3, 4e-3)),
-            "gpu": (256, (2, 18), 16, 4096, 500, (3e-4, 1e-3)),
+            "cpu": (32, (2, 16), 5, 320, 250, (2.5e-4, 1e-3, 4e-3, 1.6e-2)),
+            "gpu": (256, (2, 18), 16, 4096, 500, (1e-4, 3e-4, 1e-3, 3e-3)),
         }[size]
         task = {"longest": longest, "tokens": tokens, "steps": steps}
         return [
@@ -74,7 +74,7 @@ finite losses. Initialisations that are made for depth without norms or residual
             for depth in depths
             for variant in VARIANTS
             for lr in rates
-            for seed in seeds(size, 8 if depth == depths[0] else 5)  # more to detect a small difference
+            for seed in seeds(size, 8 if depth == depths[0] else 5, WIDER)  # more to detect a small difference
         ]
 
     def measure(self, cell: Cell) -> dict[str, Any]:

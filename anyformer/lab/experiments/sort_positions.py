@@ -46,7 +46,7 @@ nothing about where training ends."""
         "Gehring et al. (2017), [Convolutional Sequence to Sequence Learning](https://arxiv.org/abs/1705.03122)",
     )
     parts = ("config/position.py", "attention/position_module.py", "nn/inputs.py")
-    minutes = (2, 4, 8)
+    minutes = (2, 4, 16)
     alt = "Training loss by step on sorting with learned and sinusoidal positions, for a decoder and an encoder–decoder"
     spread = (
         "Bands (above): one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
@@ -57,7 +57,7 @@ nothing about where training ends."""
         width, depth, longest, tokens, steps, rates = {
             "quick": (32, 1, 7, 320, 240, (6e-3,)),
             "cpu": (64, 2, 9, 512, 300, (4e-3,)),
-            "gpu": (128, 2, 20, 4096, 1500, (3e-3, 1e-3)),
+            "gpu": (128, 2, 20, 4096, 1500, (1e-2, 3e-3, 1e-3, 3e-4)),
         }[size]
         rest = {"width": width, "depth": depth, "heads": 4, "longest": longest, "tokens": tokens, "steps": steps}
         return [
