@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from anyformer.decoding.strategy import Sampling
 from anyformer.nn.model import Transformer
 from anyformer.serve.job import Job, Outbox
-from anyformer.serve.paged_server import PagedServer
+from anyformer.serve.paged_server import NOT_FINITE, PagedServer
 from anyformer.serve.pool import why_not_paged
 from anyformer.serve.request import Finished, Generation, Hypothesis, Limits, Token, TooLong
 from anyformer.serve.stats import Stats
@@ -116,7 +116,7 @@ class _Collector(Outbox):
         return bool(self._stop)
 
     def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
-        if end.reason == "error":
+        if end.reason == "error" and end.message == NOT_FINITE:
             self._ids[job].append(NONFINITE)
         self._push(job)
         self._finished.append(self._answers.pop(job))

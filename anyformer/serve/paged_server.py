@@ -28,6 +28,7 @@ from anyformer.serve.sequence_pages import SequencePages
 from anyformer.serve.stats import Stats
 
 NOT_FINITE = "the model's logits are not finite"
+DEAD_END = "the constraint is too ambiguous: no complete answer was found"
 REPRODUCIBLE_TOKENS = 4096  # of prompt and answer in a reproducible engine that sets no such limits
 SCORED_ROWS = 64  # prompt tokens whose logits are in memory at once
 
@@ -320,7 +321,11 @@ class PagedServer:
 
     def _finish_answer(self, sequence: Sequence, out: Outbox) -> None:
         """End an answer that has its last token."""
-        self._finish(sequence, out, "stop" if sequence.answer[-1] in sequence.generation.stop else "length")
+        ended, constraint = sequence.answer[-1] in sequence.generation.stop, sequence.generation.constraint
+        if ended and constraint is not None and sequence.state is not None and not constraint.accepting(sequence.state):
+            self._finish(sequence, out, "error", DEAD_END)
+        else:
+            self._finish(sequence, out, "stop" if ended else "length")
 
     def _finish(self, sequence: Sequence, out: Outbox, reason: Reason, message: str = "") -> None:
         self._remove(sequence)

@@ -186,10 +186,10 @@ class GenerationRequest:
             raise ConfigError(faults)
         prompts = task.prompts(texts, model.config)
         budgets = [answer_budget(task, model, len(ids), most, strategy) for ids in prompts]
-        alone = {_stands_alone(task, ids) for ids in prompts if ids}
+        alone = {stands_alone(task, ids) for ids in prompts if ids}
         in_ids = {kind: tokenise(constraints, task.tokenizer, _vocab(model), stop_ids, kind) for kind in alone}
         for i, (ids, budget) in enumerate(zip(prompts, budgets, strict=True), 1):
-            if ids and len(prefix := in_ids[_stands_alone(task, ids)].prefix) > budget:
+            if ids and len(prefix := in_ids[stands_alone(task, ids)].prefix) > budget:
                 what = f"has {budget} tokens at most, and the prefix {constraints.prefix!r} has {len(prefix)}"
                 raise ConfigError([Fault(f"text {i}", f"its answer {what}")])
         seeds = _seeds(seed, len(texts))
@@ -205,7 +205,7 @@ class GenerationRequest:
             case _:
                 copies = 1
         for alone in (False, True):
-            left = [i for i in order if _stands_alone(self.task, self.prompts[i]) == alone]
+            left = [i for i in order if stands_alone(self.task, self.prompts[i]) == alone]
             while left:
                 size = len(self.prompts[left[0]]) + max(self.budgets[i] for i in left)
                 batch = left[: max(1, MAX_INFERENCE_TOKENS // (size * copies))]
@@ -214,7 +214,7 @@ class GenerationRequest:
 
     def constraints_of(self, i: int) -> TokenConstraints:
         """Return the constraints on the answer to a text."""
-        return self.token_constraints[_stands_alone(self.task, self.prompts[i])]
+        return self.token_constraints[stands_alone(self.task, self.prompts[i])]
 
     # -- texts --------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ def _finite(answers: Sequence[T | None]) -> list[T]:
     return [answer for answer in answers if answer is not None]
 
 
-def _stands_alone(task: Writer, prompt: Sequence[int]) -> bool:
+def stands_alone(task: Writer, prompt: Sequence[int]) -> bool:
     """Return whether an answer is decoded as a text of its own, without the space that some tokenizers begin with."""
     return not task.continues or not task.tokenizer.decode(prompt)
 

@@ -17,8 +17,9 @@ from anyformer.config import ConfigError, Fault
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.constraints.automaton import BROKEN
 from anyformer.decoding.constraints.banned import WithoutStrings
-from anyformer.decoding.constraints.constraint import Constraint, JsonSchema, Regex, Trie, Vocabulary
+from anyformer.decoding.constraints.constraint import Constraint, Trie
 from anyformer.decoding.constraints.phrases import Spellings
+from anyformer.decoding.constraints.text_constraint import JsonSchema, Regex, Vocabulary
 
 ANCHORS = ("x", ".", "\n", "1", " ")  # put before a text; the tokenizer splits at least one of them off
 
@@ -104,47 +105,33 @@ def _constraint(
     if constraints.regex is not None:
         vocabulary = _vocabulary(tokenizer, vocab, stop, lead)
         with _named("regex"), _hinting(constraints.regex, vocabulary, alone):
-            return _regex(constraints.regex, vocabulary)
+            return Regex(constraints.regex, vocabulary)
     if constraints.json_schema is not None:
         with _named("json_schema"):
-            return _schema(_dumped(constraints.json_schema), _vocabulary(tokenizer, vocab, stop, lead))
+            return JsonSchema(_plain(constraints.json_schema), _vocabulary(tokenizer, vocab, stop, lead))
     if constraints.banned:
-        return _without(tuple(constraints.banned), _vocabulary(tokenizer, vocab, stop, lead))
+        return WithoutStrings(constraints.banned, _vocabulary(tokenizer, vocab, stop, lead))
     return None
 
 
-# Automata are cached: the next call often has the same constraints.
+# Tables over the vocabulary are cached: the next call often has the same tokenizer.
 
 
-@lru_cache(4)
+@lru_cache(16)
 def _table(tokenizer: TextTokenizer) -> tuple[bytes, ...]:
     return tuple(tokenizer.vocabulary_bytes())
 
 
-@lru_cache(4)
+@lru_cache(16)
 def _vocabulary(tokenizer: TextTokenizer, size: int, stop: tuple[int, ...], lead: str) -> Vocabulary:
     table = _table(tokenizer)
     return Vocabulary([*table, *[b""] * (size - len(table))], stop=stop, lead=lead)  # a model may have more ids
 
 
-@lru_cache(4)
-def _regex(pattern: str, vocabulary: Vocabulary) -> Constraint:
-    return Regex(pattern, vocabulary)
-
-
-@lru_cache(4)
-def _schema(schema: str, vocabulary: Vocabulary) -> Constraint:
-    return JsonSchema(json.loads(schema), vocabulary)
-
-
-@lru_cache(4)
-def _without(strings: tuple[str, ...], vocabulary: Vocabulary) -> Constraint:
-    return WithoutStrings(strings, vocabulary)
-
-
-def _dumped(schema: Mapping[str, object]) -> str:
+def _plain(schema: Mapping[str, object]) -> Any:
+    """Return a schema as JSON has it."""
     try:
-        return json.dumps(schema)
+        return json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError([Fault("", f"is not JSON: {error}")]) from None
 
@@ -164,7 +151,7 @@ def _hinting(pattern: str, vocabulary: Vocabulary, alone: bool) -> Iterator[None
 
 def _is_possible(pattern: str, vocabulary: Vocabulary) -> bool:
     try:
-        _regex(pattern, vocabulary)
+        Regex(pattern, vocabulary)
     except ConfigError:
         return False
     return True

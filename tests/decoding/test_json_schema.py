@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, Field
 
-from anyformer.decoding.constraints.constraint import JsonSchema
+from anyformer.decoding.constraints.text_constraint import JsonSchema
 from tests.decoding.toy_tokens import refused, spelt, text_of, toy, walk
 
 names = st.sampled_from(["a", "b", "name", "한", 'q"', "c\\"])
@@ -192,18 +192,45 @@ def test_the_order_of_properties() -> None:
 def test_many_optional_properties_are_cheap() -> None:
     fields = {f"field{n}": {"type": "string", "maxLength": 20} for n in range(60)}
     constraint = JsonSchema({"type": "object", "properties": fields}, toy())
-    assert constraint.accepts(spelt('{"field0":"a","field59":"b"}'))
-    assert len(constraint._automaton._edges) < 60 * 20 * 60
+    text = '{"field0":"a","field59":"b"}'
+    assert constraint.accepts(spelt(text))
+    assert constraint._automaton.size < 10 * len(text)
 
 
 def test_definitions_within_themselves() -> None:
-    tree = {"$defs": {"tree": TREE}, "$ref": "#/$defs/tree"}
-    for depth in range(4):
-        constraint = JsonSchema(tree, toy(), depth=depth)
-        value: dict[str, Any] = {"v": 0}
-        for levels in range(5):
-            assert constraint.accepts(spelt(json.dumps(value))) == (levels <= depth)
-            value = {"v": 0, "next": value}
+    """However deeply, also through each other."""
+    constraint = JsonSchema({"$defs": {"tree": TREE}, "$ref": "#/$defs/tree"}, toy())
+    value: dict[str, Any] = {"v": 0}
+    for _ in range(20):
+        assert constraint.accepts(spelt(json.dumps(value)))
+        assert not constraint.accepts(spelt(json.dumps(value)[:-1]))
+        value = {"v": 0, "next": value}
+    lists = {
+        "a": {"type": "array", "items": {"$ref": "#/$defs/b"}},
+        "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"const": 0}]},
+    }
+    constraint = JsonSchema({"$defs": lists, "$ref": "#/$defs/b"}, toy())
+    for depth in range(20):
+        assert constraint.accepts(spelt("[" * depth + "0" + "]" * depth))
+        assert not constraint.accepts(spelt("[" * depth + "1" + "]" * depth))
+
+
+json_values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3)
+)
+
+
+@given(json_values)
+def test_any_value(value: Any) -> None:
+    """A schema that says nothing allows all JSON; free names of objects have values of one schema."""
+    text = json.dumps(value, ensure_ascii=False)
+    assert JsonSchema({}, toy()).accepts(spelt(text))
+    assert JsonSchema({"type": "object", "additionalProperties": {}}, toy()).accepts(spelt(text)) == isinstance(
+        value, dict
+    )
+    integers = JsonSchema({"type": "object", "additionalProperties": {"type": "integer"}}, toy())
+    whole = isinstance(value, dict) and all(type(held) is int for held in value.values())
+    assert integers.accepts(spelt(text)) == whole
 
 
 def test_schemas_that_pydantic_writes() -> None:
@@ -223,7 +250,7 @@ def test_schemas_that_pydantic_writes() -> None:
         best: Cat | Dog = Field(discriminator="kind")
         size: Literal["small", "large"] = "small"
 
-    constraint = JsonSchema(Home.model_json_schema(), toy(), depth=1)
+    constraint = JsonSchema(Home.model_json_schema(), toy())
     for seed in range(10):
         Home.model_validate_json(text_of(walk(constraint, random.Random(seed))))
     home = {
@@ -268,7 +295,6 @@ def test_exactly_one(choices: list[Any], fine: bool) -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({}, "^schema: does not define the value: give a type, or one of "),
         ({"type": "text"}, "^schema.type = 'text': must be of object, array, string"),
         ({"type": "string", "format": "date"}, "^schema.format: is not supported for string$"),
         ({"type": "number", "minimum": 0}, "^schema.minimum: is not supported for number$"),
@@ -286,7 +312,10 @@ def test_exactly_one(choices: list[Any], fine: bool) -> None:
         ({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}, "^schema: has no integer from 3 to 2$"),
         ({"type": "object", "properties": {"a": 3}}, "^schema.properties.a: must be an object, not 3$"),
         ({"type": "object", "required": ["a"]}, "^schema.required: names 'a', which is not among the properties$"),
-        ({"type": "object", "additionalProperties": {}}, "free names are not supported$"),
+        (
+            {"type": "object", "properties": {"a": {}}, "additionalProperties": {}},
+            "^schema.additionalProperties: must be true or false beside properties$",
+        ),
         ({"$ref": "#/$defs/a"}, "there is no such definition$"),
         ({"$ref": "http://a/b"}, "must point into this document"),
         ({"$ref": "#"}, "^the schema is impossible: no text matches it$"),

@@ -10,8 +10,9 @@ from hypothesis import assume, given, settings, strategies as st
 from anyformer.config import ConfigError, Learned
 from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.constraints.banned import WithoutStrings
-from anyformer.decoding.constraints.constraint import Constraint, Regex, Trie
+from anyformer.decoding.constraints.constraint import Constraint, Trie
 from anyformer.decoding.constraints.phrases import Phrases, Spellings
+from anyformer.decoding.constraints.text_constraint import Regex
 from anyformer.decoding.contrastive import contrastive_search
 from anyformer.decoding.generate import generate, stream
 from anyformer.decoding.speculative import speculate

@@ -10,7 +10,8 @@ import torch
 
 from anyformer.config import ConfigError
 from anyformer.decoding.constraints.automaton import BROKEN, ENDED
-from anyformer.decoding.constraints.constraint import Constraint, Vocabulary
+from anyformer.decoding.constraints.constraint import Constraint
+from anyformer.decoding.constraints.text_constraint import Vocabulary
 
 # Single bytes, some longer tokens, parts of characters, and two ids that are no text.
 LONGER = [

@@ -6,7 +6,7 @@ import numpy as np
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.automaton import BROKEN, END, ENDED, UNREACHABLE, Ints
-from anyformer.decoding.constraints.constraint import TextConstraint, Vocabulary
+from anyformer.decoding.constraints.text_constraint import TextConstraint, Vocabulary
 
 
 class WithoutStrings(TextConstraint):
@@ -16,7 +16,7 @@ class WithoutStrings(TextConstraint):
         for n, string in enumerate(strings):
             if not string:
                 raise ConfigError([Fault(f"banned.{n}", "an empty string occurs everywhere: leave it out")])
-        super().__init__(BannedStrings([string.encode() for string in strings], vocabulary.lead), vocabulary, "")
+        super().__init__(BannedStrings([string.encode() for string in strings], vocabulary.lead), vocabulary)
 
 
 class BannedStrings:
@@ -28,7 +28,7 @@ class BannedStrings:
     def __init__(self, strings: Sequence[bytes], lead: str):
         nodes = sorted({string[:end] for string in strings for end in range(len(string) + 1)}, key=len)
         numbers = {node: n for n, node in enumerate(nodes, ENDED + 1)}
-        self.size = self.parts = len(nodes) + ENDED + 2
+        self.size = len(nodes) + ENDED + 2
         self._rows: Ints = np.zeros((self.size, END + 1), dtype=np.int32)
         longer: dict[bytes, list[bytes]] = {node: [] for node in nodes}
         for node in nodes[1:]:
@@ -48,12 +48,17 @@ class BannedStrings:
         if lead:
             self._rows[self.start, ord(lead)] = root
 
-    def symbols(self) -> set[int]:
-        """Return no symbols: a text may end anywhere."""
-        return set()
-
     def step(self, states: Ints, symbols: Ints) -> Ints:
         return self._rows[states, symbols]
+
+    def after(self, state: int, text: bytes) -> int:
+        for symbol in text:
+            state = int(self._rows[state, symbol])
+        return state
+
+    def farthest(self, state: int, size: int) -> int:
+        """Return 0: a text may end anywhere."""
+        return 0
 
     def distances_to_end(self, first: int) -> Ints:
         distances: Ints = np.zeros(self.size, dtype=np.int32)

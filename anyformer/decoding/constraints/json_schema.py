@@ -1,26 +1,40 @@
 r"""JSON schemas as trees of characters: every answer is JSON, and valid.
 
-    object     the `properties` in the order of the schema, those not `required` are optional; there are no others
+    object     the `properties` in the order of the schema, those not `required` are optional; there are no others.
+               Without `properties`, `additionalProperties` may be a schema: any names with such values
     array      `items`, `minItems`, `maxItems`
     string     `minLength`, `maxLength`, or a `pattern` (see `regex`), where ^ and $ may end alternatives
     integer    of 15 digits at most, or `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`
     number     15 digits, a fraction of up to 15, an exponent of up to 2: every number is finite
     boolean, null, `const`, `enum`, `anyOf`, `oneOf` (alternatives that cannot both hold), `$ref` within the document
 
-One space may follow a comma or a colon; there are no others. A recursive definition nests `depth` times at most.
+A schema that says nothing of the value, such as {}, allows any. One space may follow a comma or a colon; there are no
+others. A definition may contain itself.
 Keywords without meaning for values, such as `title`, are ignored; all other keywords are refused.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, NoReturn
 
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.decoding.constraints.json_text import COLON, COMMA, INTEGER, NUMBER, constant, integers, matching, string
-from anyformer.decoding.constraints.regex import EMPTY, NOTHING, Alt, Node, Repeat, Seq, literal, optional
+from anyformer.decoding.constraints.json_text import (
+    COLON,
+    COMMA,
+    INTEGER,
+    NUMBER,
+    any_value,
+    array,
+    constant,
+    free_object,
+    integers,
+    matching,
+    one_of,
+    string,
+)
+from anyformer.decoding.constraints.regex import EMPTY, Alt, Node, Ref, Seq, literal, optional
 
 ANNOTATIONS = {
     "$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
@@ -36,29 +50,31 @@ WORDS = {
     "null": set[str](),
 }
 CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf")  # each excludes other keywords, except a type with const and enum
-MAX_NODES = 20_000  # of a schema, definitions counted once per use
+MAX_NODES = 20_000  # of a schema
 
 
-def compile_schema(schema: Mapping[str, object], *, depth: int) -> Node:
+def compile_schema(schema: Mapping[str, object]) -> Node:
     """Return the tree of all texts that a schema allows."""
-    if depth < 0:
-        raise ConfigError([Fault("depth", f"= {depth}: must not be negative")])
     try:
-        return _Compiler(schema, depth).node(schema, "schema")
+        return _Compiler(schema).whole()
     except RecursionError:
         _wrong("schema", "is nested too deeply")
 
 
 class _Compiler:
-    def __init__(self, root: Mapping[str, object], depth: int):
-        self._root, self._depth = root, depth
-        self._open = Counter({"#": 1})  # the definitions being expanded
+    def __init__(self, root: Mapping[str, object]):
+        self._root = root
+        self._named: dict[str, Node] = {"#": EMPTY}  # definitions; empty while they are being compiled
         self._parts = 0
+
+    def whole(self) -> Node:
+        root = self._named["#"] = self.node(self._root, "schema")
+        return root
 
     def node(self, schema: object, path: str) -> Node:
         self._parts += 1
         if self._parts > MAX_NODES:
-            _wrong("schema", "is too large: use a smaller `depth`")
+            _wrong("schema", f"is too large: the limit is {MAX_NODES:,} parts")
         fields = _table(schema, path)
         chosen = [word for word in CHOICES if word in fields]
         if len(chosen) > 1:
@@ -78,7 +94,7 @@ class _Compiler:
             case ["anyOf" | "oneOf" as word]:
                 return self._any(fields[word], f"{path}.{word}", exactly_one=word == "oneOf")
         if not kinds:
-            _wrong(path, f"does not define the value: give a type, or one of {', '.join(CHOICES)}")
+            return any_value()
         return Alt(tuple(self._typed(fields, kind, path) for kind in kinds))
 
     def _typed(self, fields: Mapping[str, Any], kind: str, path: str) -> Node:
@@ -108,8 +124,10 @@ class _Compiler:
         for name in required:
             if name not in properties:
                 _wrong(f"{path}.required", f"names {name!r}, which is not among the properties")
-        if not isinstance(fields.get("additionalProperties", True), bool):
-            _wrong(f"{path}.additionalProperties", "must be true or false; free names are not supported")
+        if not isinstance(others := fields.get("additionalProperties", True), bool):
+            if properties:
+                _wrong(f"{path}.additionalProperties", "must be true or false beside properties")
+            return free_object(self.node(others, f"{path}.additionalProperties"))
         later: Node = EMPTY  # the properties from here on, after another
         first: Node = EMPTY  # the same at the beginning of the object
         for name in reversed(list(properties)):
@@ -120,18 +138,17 @@ class _Compiler:
                 first, later = Seq((entry, later)), Seq((COMMA, entry, later))
             else:
                 first, later = Alt((Seq((entry, later)), first)), Seq((optional(Seq((COMMA, entry))), later))
+            if len(required) < len(properties):  # names for what several alternatives end with
+                at = f"{path}.properties.{name}"
+                self._named |= {f"{at} first": first, f"{at} later": later}
+                first, later = Ref(f"{at} first", self._named), Ref(f"{at} later", self._named)
         return Seq((literal("{"), first, literal("}")))
 
     def _array(self, fields: Mapping[str, Any], path: str) -> Node:
         if "items" not in fields:
             _wrong(path, "needs items: what the array holds")
         least, most = _span(fields, "minItems", "maxItems", path)
-        item = self.node(fields["items"], f"{path}.items")
-        if most == 0:
-            return literal("[]")
-        more = Repeat(Seq((COMMA, item)), max(least - 1, 0), None if most is None else most - 1)
-        held: Node = Seq((item, more))
-        return Seq((literal("["), held if least else optional(held), literal("]")))
+        return array(self.node(fields["items"], f"{path}.items"), least, most)
 
     def _any(self, choices: object, path: str, exactly_one: bool) -> Node:
         if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
@@ -164,15 +181,12 @@ class _Compiler:
     # -- references ---------------------------------------------------------------------------------------------------
 
     def _reference(self, name: object, path: str) -> Node:
-        """Return the tree of a definition; nested too deeply it matches nothing, and an alternative must be taken."""
         definition = self._find(name, path)
         assert isinstance(name, str)
-        if self._open[name] > self._depth:
-            return NOTHING
-        self._open[name] += 1
-        found = self.node(definition, f"{path}({name})")
-        self._open[name] -= 1
-        return found
+        if name not in self._named:
+            self._named[name] = EMPTY
+            self._named[name] = self.node(definition, f"{path}({name})")
+        return Ref(name, self._named)
 
     def _resolve(self, schema: object, path: str) -> object:
         seen = set()
@@ -202,7 +216,7 @@ class _Compiler:
         if not fitting:
             _wrong(f"{path}.{word}", f"holds no value of type {' or '.join(kinds)}" if values else "holds no value")
         with _under(f"{path}.{word}"):
-            return Alt(tuple(map(constant, fitting)))
+            return one_of(fitting)
 
 
 def _string(fields: Mapping[str, Any], path: str) -> Node:

@@ -5,6 +5,7 @@ One space may follow a comma or a colon; there are no others.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby, takewhile
 from typing import assert_never
 
 from anyformer.config.spec import ConfigError, Fault
@@ -14,9 +15,11 @@ from anyformer.decoding.constraints.regex import (
     Alt,
     Chars,
     Node,
+    Ref,
     Repeat,
     Seq,
     literal,
+    optional,
     parse,
     parse_anchored,
     without,
@@ -63,6 +66,8 @@ def _escaped(node: Node) -> Node:
             return Alt(tuple(map(_escaped, parts)))
         case Repeat(part, least, most):
             return Repeat(_escaped(part), least, most)
+        case Ref():
+            raise AssertionError("a pattern has no named parts")
         case _:
             assert_never(node)
 
@@ -110,12 +115,56 @@ def constant(value: object) -> Node:
             return Seq((literal("{"), *_joined(entries), literal("}")))
         case list() | tuple():
             return Seq((literal("["), *_joined([constant(held) for held in value]), literal("]")))
+    return literal(_written(value))
+
+
+def _written(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (TypeError, ValueError):
         raise ConfigError([Fault("", f"holds {value!r}, which JSON cannot write")]) from None
-    return literal(text)
+    return text
+
+
+def one_of(values: Sequence[object]) -> Node:
+    """Return the tree of some values; those that begin alike share the beginning."""
+    tables = [value for value in values if isinstance(value, Mapping | list | tuple)]
+    texts = sorted({_written(value) for value in values if not isinstance(value, Mapping | list | tuple)})
+    return Alt((*map(constant, tables), *([_prefix_tree(texts)] if texts else [])))
+
+
+def _prefix_tree(texts: Sequence[str]) -> Node:
+    """Return the tree of sorted texts."""
+    pairs = zip(texts[0], texts[-1], strict=False)
+    shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    groups = groupby(texts, key=lambda text: text[len(shared) : len(shared) + 1])
+    parts = [_prefix_tree([text[len(shared) :] for text in group]) if first else EMPTY for first, group in groups]
+    return Seq((literal(shared), Alt(tuple(parts)))) if len(texts) > 1 else literal(texts[0])
+
+
+def array(item: Node, least: int = 0, most: int | None = None) -> Node:
+    """Return the tree of arrays of some items."""
+    if most == 0:
+        return literal("[]")
+    more = Repeat(Seq((COMMA, item)), max(least - 1, 0), None if most is None else most - 1)
+    held: Node = Seq((item, more))
+    return Seq((literal("["), held if least else optional(held), literal("]")))
+
+
+def free_object(value: Node) -> Node:
+    """Return the tree of objects with any names and such values."""
+    entry = Seq((string(0, None), COLON, value))
+    return Seq((literal("{"), optional(Seq((entry, Repeat(Seq((COMMA, entry)))))), literal("}")))
+
+
+def any_value() -> Node:
+    """Return the tree of all JSON."""
+    parts: dict[str, Node] = {}
+    value = Ref("value", parts)
+    constants = tuple(map(literal, ("true", "false", "null")))
+    parts["value"] = Alt((string(0, None), NUMBER, *constants, free_object(value), array(value)))
+    return value
 
 
 def _joined(parts: Sequence[Node]) -> list[Node]:

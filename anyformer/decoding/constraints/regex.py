@@ -1,4 +1,4 @@
-r"""Regular expressions, parsed into a tree of four kinds of nodes. The whole answer is matched: there are no anchors.
+r"""Regular expressions, parsed into a tree of nodes. The whole answer is matched: there are no anchors.
 
     literals, . (any character but \n), [a-z가-힣], [^...], (...), (?:...), (?P<name>...), |, * + ? {m} {m,} {,n} {m,n}
     \d \w \s and \D \W \S (of ASCII; letters elsewhere are ranges such as [가-힣]), \n \t \r \f \v \0 \xHH \uHHHH
@@ -14,6 +14,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 from anyformer.config.spec import ConfigError, Fault, visible
 
 LAST = 0x10FFFF  # the last code point
+MAX_DEPTH = 100  # of groups within groups
 T = TypeVar("T")
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -42,10 +43,21 @@ class Repeat:
     most: int | None = None
 
 
-Node: TypeAlias = Chars | Seq | Alt | Repeat
+@dataclass(frozen=True, eq=False)
+class Ref:
+    """A named part of a tree, which may contain itself: `parts` gets it when it is complete."""
+
+    name: str
+    parts: "dict[str, Node]"
+
+    @property
+    def target(self) -> "Node":
+        return self.parts[self.name]
+
+
+Node: TypeAlias = Chars | Seq | Alt | Repeat | Ref
 
 EMPTY = Seq(())  # only the empty text
-NOTHING = Alt(())  # no text
 
 
 def literal(text: str) -> Node:
@@ -96,8 +108,6 @@ def _parsed(pattern: str, read: "Callable[[_Reader], T]") -> T:
         return read(_Reader(pattern))
     except UnicodeEncodeError:
         what = "holds half a character (a lone surrogate)"
-    except RecursionError:
-        what = "its groups are nested too deeply"
     raise ConfigError([Fault("", f"the pattern {_short(pattern)}: {what}")])
 
 
@@ -105,7 +115,7 @@ class _Reader:
     """Recursive descent: alternatives of sequences of repeated atoms."""
 
     def __init__(self, pattern: str):
-        self._pattern, self._at = pattern, 0
+        self._pattern, self._at, self._depth = pattern, 0, 0
 
     def whole(self) -> Node:
         node = self._alternatives()
@@ -193,6 +203,9 @@ class _Reader:
 
     def _group(self) -> Node:
         opened = self._at - 1
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._wrong(f"its groups are nested too deeply: at most {MAX_DEPTH}")
         if self._skip("?"):
             if self._skip("P<"):
                 end = self._pattern.find(">", self._at)
@@ -206,6 +219,7 @@ class _Reader:
         if not self._skip(")"):
             self._at = opened
             self._wrong("a ( without its )")
+        self._depth -= 1
         return node
 
     def _class(self) -> Ranges:

@@ -3,7 +3,6 @@
 answers      pieces of text and tokens from the events of the engine
 app          the application: endpoints, errors, /openapi.json
 bodies       request bodies
-compiler     compilation of constraints in a process with a deadline
 completions  /v1/completions and /v1/chat/completions
 encoders     /v1/embeddings, /v1/classify, /v1/tag, /v1/fill-mask, /v1/score, /v1/rerank and /v1/translate
 errors       errors in OpenAI's shape

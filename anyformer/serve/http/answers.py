@@ -33,9 +33,10 @@ class Piece(NamedTuple):
 class Choice:
     """One answer that grows: its text up to a stop string, and its tokens."""
 
-    def __init__(self, run: ServedRun, generation: Generation, stop: Sequence[str], echo: bool):
+    def __init__(self, run: ServedRun, generation: Generation, stop: Sequence[str], *, alone: bool, echo: bool = False):
+        """The text of an answer that stands `alone` begins without the space that some tokenizers write."""
         self.run, self.generation = run, generation
-        before = list(generation.ids) if run.writer.continues else []
+        before = [] if alone else list(generation.ids)
         self._decoder, self._stops = IncrementalDecoder(run.tokenizer, before), StopStrings(stop)
         self.echoed = run.tokenizer.decode(generation.ids) if echo else ""
         self._offset = self._released = len(self.echoed)

@@ -52,10 +52,7 @@ def make_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         async with service.engine:
-            try:
-                yield
-            finally:
-                await service.compiler.close()
+            yield
 
     declared: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorResponse, "description": what} for status, what in STATUSES.items()

@@ -20,6 +20,7 @@ from anyformer.serve.http.bodies import ChatBody, CompletionBody, GenerationBody
 from anyformer.serve.http.errors import ApiError, dump, json_response, of_exception
 from anyformer.serve.http.service import ServedRun, Service, unless_gone
 from anyformer.serve.request import Generation
+from anyformer.tasks.generation import stands_alone
 from anyformer.tasks.generation_defaults import NEVER
 
 MAX_TOKENS = 16  # of a completion, by default
@@ -131,9 +132,11 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError(400, "echo: log-probabilities of a prompt cannot be streamed: set stream to false", param="echo")
     prompts = await _prompts(service, run, body)
-    constraint = await service.constraint(run, body, alone=not run.writer.continues)
+    stop = () if body.ignore_eos else run.stop
+    alone = [stands_alone(run.writer, ids) for ids in prompts]
+    constraints = {kind: await service.constraint(run, body, stop, kind) for kind in set(alone)}
     choices = []
-    for ids in prompts:
+    for ids, kind in zip(prompts, alone, strict=True):
         most = _budget(service, run, len(ids), MAX_TOKENS) if body.max_tokens is None else body.max_tokens
         scored = body.echo and body.logprobs is not None
         for i in range(body.n):
@@ -141,14 +144,14 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
                 tuple(ids),
                 most,
                 _sampling(run, body),
-                () if body.ignore_eos else run.vocabulary.stop,
+                stop,
                 _seed(run, body, i),
-                constraint,
+                constraints[kind],
                 body.logprobs,
                 scored,
                 run.adapter,
             )
-            choices.append(Choice(run, generation, _stops(body), body.echo))
+            choices.append(Choice(run, generation, _stops(body), alone=kind, echo=body.echo))
     return choices
 
 
@@ -162,7 +165,7 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     longest = run.run.defaults.max_new_tokens or MAX_CHAT_TOKENS
     most = body.max_completion_tokens or body.max_tokens or _budget(service, run, len(ids), longest)
     stop = () if body.ignore_eos else run.chat_stop
-    constraint = await service.constraint(run, body, alone=True)
+    constraint = await service.constraint(run, body, stop, alone=True)
     top = (body.top_logprobs or 0) if body.logprobs else None
     generations = [
         Generation(
@@ -170,7 +173,7 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
         )
         for i in range(body.n)
     ]
-    return [Choice(run, generation, _stops(body), echo=False) for generation in generations]
+    return [Choice(run, generation, _stops(body), alone=True) for generation in generations]
 
 
 async def _prompts(service: Service, run: ServedRun, body: CompletionBody) -> Sequence[Sequence[int]]:
@@ -353,10 +356,12 @@ def add_completions(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue prompts; an encoder–decoder answers them."""
         run = service.find(body.model, "generate")
-        return await answer(request, await text_choices(service, run, body), TextFormat(run, body))
+        choices = await unless_gone(request, text_choices(service, run, body))
+        return await answer(request, choices, TextFormat(run, body))
 
     @app.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=events, tags=["OpenAI"])
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation, by a model whose tokenizer has a chat template."""
         run = service.find(body.model, "generate")
-        return await answer(request, await chat_choices(service, run, body), ChatFormat(run, body))
+        choices = await unless_gone(request, chat_choices(service, run, body))
+        return await answer(request, choices, ChatFormat(run, body))

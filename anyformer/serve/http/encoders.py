@@ -90,7 +90,7 @@ async def translate(service: Service, run: ServedRun, body: TranslateBody) -> Re
         if not ids:
             return []  # a blank text
         budget = answer_budget(run.writer, run.run.model, len(ids), body.max_tokens, strategy)
-        generation = Generation(tuple(ids), budget, strategy, run.vocabulary.stop, adapter=run.adapter)
+        generation = Generation(tuple(ids), budget, strategy, run.stop, adapter=run.adapter)
         found = await service.engine.search(generation, body.n_best, run.model.name)
         tokens += sum(len(hypothesis.ids) for hypothesis in found)
         return [{"text": run.tokenizer.decode(h.ids), "score": h.score} for h in found]

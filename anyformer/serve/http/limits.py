@@ -10,8 +10,6 @@ class HttpLimits(Spec):  # type: ignore[metaclass]  # derives from type(BaseMode
     requests: Size = 1024  # requests that are being answered
     streams: Size = 256  # answers that are being streamed
     texts: Size = 256  # texts or prompts of a request, times `n`
-    states: Size = 10_000  # of a constraint's automaton
-    compile_seconds: Positive = 2.0  # for a regular expression or a JSON schema
     header_seconds: Positive = 10.0  # until the header of a request has arrived
     body_seconds: Positive = 30.0  # until its body has arrived
     write_seconds: Positive = 30.0  # for the client to take a piece of a response

@@ -1,17 +1,17 @@
 """State that all endpoints share: the engine, its models with their texts, limits and counters."""
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, TypeVar
 
+import torch
 from starlette.requests import ClientDisconnect, Request
 
-from anyformer.config import ModelConfig, Tokens
+from anyformer.config import ConfigError, ModelConfig, Tokens
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import is_media_file
@@ -20,14 +20,16 @@ from anyformer.decoding.constraints.constraint import Constraint
 from anyformer.run import Run
 from anyformer.serve.engine import Engine
 from anyformer.serve.http.bodies import GenerationBody, JsonObject, JsonSchemaFormat, StructuredOutputs
-from anyformer.serve.http.compiler import Compiler, Rules, Vocabulary
 from anyformer.serve.http.errors import ApiError, unknown_model
 from anyformer.serve.http.limits import HttpLimits
 from anyformer.serve.request import EncodeKind, Model
 from anyformer.tasks.base import ending_ids, media_of
 from anyformer.tasks.generation import Writer
+from anyformer.tasks.output_constraints import OutputConstraints, tokenise
 
 T = TypeVar("T")
+
+ANY_OBJECT = {"type": "object", "additionalProperties": {}}
 
 
 class ServedRun:
@@ -88,12 +90,20 @@ class ServedRun:
     def chat_stop(self) -> tuple[int, ...]:
         """The ids that end a message."""
         end = None if self.chat is None else self.chat.end_of_turn
-        return tuple(dict.fromkeys((*self.vocabulary.stop, *([] if end is None else [end]))))
+        return tuple(dict.fromkeys((*self.stop, *([] if end is None else [end]))))
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def stop(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+        return tuple(ending_ids(self.tokenizer, self.config))
+
+    def constraint(self, constraints: OutputConstraints, stop: Sequence[int], alone: bool) -> Constraint | None:
+        """Return constraints on texts as one on ids, with what its first token needs."""
         assert self.model.vocabulary is not None
-        return Vocabulary(self.tokenizer, self.model.vocabulary, tuple(ending_ids(self.tokenizer, self.config)))
+        constraint = tokenise(constraints, self.tokenizer, self.model.vocabulary, stop, alone).constraint
+        if constraint is not None:
+            constraint.allowed_within(torch.tensor([constraint.start()]), torch.tensor([2**30]))
+        return constraint
 
     @cached_property
     def spelling(self) -> list[bytes]:
@@ -138,7 +148,6 @@ class Service:
         self.closing = False
         self.active = self.streams = 0
         self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
-        self.compiler = Compiler(self.limits.compile_seconds, self.limits.states)
         self.runs: dict[str, ServedRun] = {}
         for model in engine.models.values():
             for adapter in (None, *model.adapters):
@@ -173,16 +182,21 @@ class Service:
             raise ApiError(400, f"there are {len(texts)} texts, and the limit is {self.limits.texts}", param="input")
         return await self.engine.encode_counted(kind, texts, run.model.name, **options)
 
-    async def constraint(self, run: ServedRun, body: GenerationBody, alone: bool) -> Constraint | None:
-        """Return the constraint of a request's format or structured output."""
-        rules = _rules(body, alone)
-        if rules is None:
+    async def constraint(
+        self, run: ServedRun, body: GenerationBody, stop: Sequence[int], alone: bool
+    ) -> Constraint | None:
+        """Return the constraint of a request's format or structured output, for answers that end by `stop`."""
+        field = "response_format" if body.structured_outputs is None else "structured_outputs"
+        if (constraints := _constraints(body)) is None:
             return None
         if body.ignore_eos:
             raise ApiError(400, "ignore_eos: a constrained answer ends where it is complete", param="ignore_eos")
         if body.stop:
             raise ApiError(400, "stop: would cut off what the format requires: leave it out", param="stop")
-        return await self.compiler.compile(run.name, run.vocabulary, rules)
+        try:
+            return await asyncio.to_thread(run.constraint, constraints, stop, alone)
+        except ConfigError as error:
+            raise ApiError(400, "; ".join(str(error).splitlines()), param=field) from None
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
@@ -215,45 +229,20 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _rules(body: GenerationBody, alone: bool) -> Rules | None:
-    found: list[Rules] = []
+def _constraints(body: GenerationBody) -> OutputConstraints | None:
+    """Return what a request demands of the text of its answers."""
+    found: list[OutputConstraints] = []
     match body.response_format:
         case JsonObject():
-            found.append(Rules("regex", _json_object(), alone))
+            found.append(OutputConstraints(json_schema=ANY_OBJECT))
         case JsonSchemaFormat(json_schema=named):
-            found.append(_schema(named.schema_, alone))
+            found.append(OutputConstraints(json_schema=named.schema_))
     match body.structured_outputs:
         case StructuredOutputs(choice=choice, regex=regex, json_=schema):
-            given = [one for one in (choice, regex, schema) if one is not None]
-            if len(given) != 1:
-                raise ApiError(
-                    400, "structured_outputs: give one of choice, regex and json", param="structured_outputs"
-                )
-            if choice is not None:
-                found.append(Rules("choices", tuple(choice), alone))
-            elif regex is not None:
-                found.append(Rules("regex", regex, alone))
-            else:
-                assert schema is not None
-                found.append(_schema(schema, alone))
+            if sum(one is not None for one in (choice, regex, schema)) != 1:
+                what = "structured_outputs: give one of choice, regex and json"
+                raise ApiError(400, what, param="structured_outputs")
+            found.append(OutputConstraints(choices=choice, regex=regex, json_schema=schema))
     if len(found) > 1:
         raise ApiError(400, "response_format and structured_outputs both define the answer: give one of them")
     return found[0] if found else None
-
-
-@cache
-def _json_object(depth: int = 2) -> str:
-    """Return the pattern of JSON objects whose values nest `depth` times; one space may follow a comma or a colon."""
-    string = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9A-Fa-f]{4}))*"'
-    number = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?"
-    value = f"({string}|{number}|true|false|null)"
-    for level in range(depth + 1):
-        pair = f"{string}: ?{value}"
-        held = rf"\{{({pair}(, ?{pair})*)?\}}"
-        if level < depth:
-            value = rf"({string}|{number}|true|false|null|{held}|\[({value}(, ?{value})*)?\])"
-    return held
-
-
-def _schema(schema: dict[str, Any], alone: bool) -> Rules:
-    return Rules("json_schema", json.dumps(schema), alone)
