@@ -210,7 +210,7 @@ def _split(
         few, why = characters < MIN_TEXT, "the end of the text"
     else:
         share = min(0.1, max(0.01, HELD_OUT.get(task, USUAL_HELD_OUT) / one.rows))
-        few = one.rows < MIN_ROWS or len({*next(iter(one.columns.values()))}) < MIN_ROWS
+        few = one.rows < MIN_ROWS or max(len({*column}) for column in one.columns.values()) < MIN_ROWS
         test = one.rows >= MIN_ROWS_FOR_TEST
         share, why = round(share if test else 0.2, 2), "spread over the file"
     if few:

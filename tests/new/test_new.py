@@ -190,9 +190,10 @@ def test_equal_texts_are_in_one_part() -> None:
     assert sum(map(len, parts)) == len(parts[0] | parts[1] | parts[2])
 
 
-def test_few_labels_do_not_stop_the_split() -> None:
-    write_csv(Path("films.csv"), rows("ko"), "utf-8")  # 60 texts, two labels
-    new("classify", "--data", "films.csv")
+@pytest.mark.parametrize(("name", "write"), [("films.csv", write_csv), ("films.txt", write_lines)])
+def test_few_labels_do_not_stop_the_split(name: str, write: Callable[[Path, list[Row], str], None]) -> None:
+    write(Path(name), rows("ko"), "utf-8")  # 60 texts, two labels
+    new("classify", "--data", name)
     assert read_recipe("films.toml").data.valid is not None
 
 
