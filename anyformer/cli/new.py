@@ -87,7 +87,7 @@ def new_(
 
     from anyformer.config.overrides import assignment
     from anyformer.config.spec import ConfigError, Fault, close_file, visible
-    from anyformer.new.budget import measure, minutes_note, steps_within
+    from anyformer.new.budget import cycles_within, measure, minutes_note, steps_within
     from anyformer.new.draft import Request, draft, task_kind
 
     given = [*(data or ()), *(more or ())]
@@ -132,7 +132,8 @@ def new_(
     typer.echo("building tokenizer and model, and timing a few steps", err=True)
     made, measured = measure(made)
     steps, reason = steps_within(measured, minutes, made.facts) if fixed is None else (fixed, "")
-    out.write_text(made.text(steps, reason, minutes), encoding="utf-8")
+    cycles = 1 if minutes is None else cycles_within(measured, steps, made.facts)
+    out.write_text(made.text(steps, reason, minutes, cycles), encoding="utf-8")
     _report(made, measured, steps, minutes, out)
     if note := minutes_note(measured, minutes, steps, made.facts):
         typer.echo(f"note       {note}")

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from anyformer.new.draft import Draft
 from anyformer.new.models import Facts
-from anyformer.recipe import Lengths, Recipe
+from anyformer.recipe import MAX_CYCLES, Lengths, Recipe
 from anyformer.recipes import read_recipe
 from anyformer.training.plan import Plan, duration, plan
 
 TRIAL_STEPS = 1000  # of the recipe that is measured
 MIN_STEPS = 50
 DEFAULT_MINUTES = 5.0
+MIN_CYCLES = 3  # for fewer epochs one cycle is better
 MIN_LEARNING_STEPS = {False: 1500, True: 200}  # from scratch, fine-tuning: after fewer, most models answer nonsense
 
 
@@ -59,6 +60,15 @@ def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[i
     else:
         reason = "with fewer it would hardly learn"
     return _rounded(chosen), reason
+
+
+def cycles_within(measured: Plan, steps: int, facts: Facts) -> int:
+    """Return the cycles of the learning rate, of which the first takes about the epochs of the task.
+
+    Where the time suffices for many more epochs, a model may be best long before the end, but only at a low rate.
+    """
+    cycles = math.floor(math.log2(steps / _steps_of_epochs(measured, facts) + 1))
+    return 1 if cycles < MIN_CYCLES else min(cycles, MAX_CYCLES)
 
 
 def _rounded(steps: float) -> int:

@@ -92,8 +92,11 @@ class Draft:
         rows = self.sources.rows["train"]
         return ", ".join(label[:20] for label in _labels(rows)[:6]) + (", ..." if self.facts.labels > 6 else "")
 
-    def text(self, steps: int, reason: str = "", minutes: float | None = None) -> str:
-        """Return the recipe, with the reason for its number of steps, or for the minutes that are given."""
+    def text(self, steps: int, reason: str = "", minutes: float | None = None, cycles: int = 1) -> str:
+        """Return the recipe, with the reason for its number of steps, or for the minutes that are given.
+
+        `cycles`: of the learning rate, each twice as long as the one before.
+        """
         facts, sources = self.facts, self.sources
         data = [Line("root", '"."', "paths begin where anyformer is run")]
         data += [
@@ -112,8 +115,8 @@ class Draft:
             "data": data,
             **models.model(facts),
             "train": [
-                *models.training(facts, steps, minutes, reason),
-                *self._evaluation(steps if minutes is None else PARTS),
+                *models.training(facts, steps, reason, minutes, cycles),
+                *self._evaluation(steps if minutes is None else PARTS, cycles),
             ],
         }
         if self.request.overrides:
@@ -128,9 +131,11 @@ class Draft:
         longest = self.facts.inputs.longest / CHARACTERS_PER_TOKEN
         return self.facts.task.kind not in ("lm", "classify") and any(longest > limit for limit in limits)
 
-    def _evaluation(self, steps: int) -> list[Line]:
+    def _evaluation(self, steps: int, cycles: int) -> list[Line]:
         if self.sources.valid is None:
             return []
+        if cycles > 1:
+            return [Line("best", f'"{self.facts.best}"', "selects the best of the evaluations, one for each cycle")]
         times = 3 if self.facts.task.kind == "seq2seq" else 8
         every = Line("evaluate_every", str(max(1, -(-steps // times))), f"{times} evaluations on the validation rows")
         return [Line("best", f'"{self.facts.best}"', "selects the best of them"), every]

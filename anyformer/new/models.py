@@ -151,6 +151,8 @@ class Facts:
                 return "spearman"
             case "embed":
                 return "mrr"
+            case "seq2seq" if "chrf" in getattr(self.task, "metrics", ()):
+                return "chrf"  # texts are often better where the loss is no longer lowest
             case _:
                 return "loss"
 
@@ -391,7 +393,7 @@ def batches(facts: Facts) -> Line:
     )
 
 
-def training(facts: Facts, steps: int, minutes: float | None, reason: str) -> Iterator[Line]:
+def training(facts: Facts, steps: int, reason: str, minutes: float | None, cycles: int) -> Iterator[Line]:
     """Yield the settings of the training loop."""
     rate, decay = _rate(facts), 0.01 if facts.first else 0.05
     if minutes is None:
@@ -404,8 +406,11 @@ def training(facts: Facts, steps: int, minutes: float | None, reason: str) -> It
     yield Line(
         "optimizer", adam, "lr: the peak of the learning rate" + (", low for pretrained weights" * (rate < 5e-4))
     )
-    schedule = f'{{ kind = "cosine", warmup = {max(1, steps // 10)}, floor = 0.0 }}'
-    yield Line("schedule", schedule, "rises over the first tenth, then falls to 0")
+    warmup = max(1, steps // (2**cycles - 1) // 10)
+    more, why = "", "rises over the first tenth, then falls to 0"
+    if cycles > 1:
+        more, why = f", cycles = {cycles}", "the data are read many times: the best end of a cycle is kept"
+    yield Line("schedule", f'{{ kind = "cosine", warmup = {warmup}, floor = 0.0{more} }}', why)
     if facts.first and not facts.lora:
         yield Line("layer_decay", "0.9", "lower layers learn more slowly")
     if facts.task.kind == "seq2seq" or (

@@ -10,6 +10,7 @@ from anyformer.recipe.optimizer import Optimizer
 from anyformer.recipe.task import Metric, Share
 from anyformer.recipe.width_transfer import StandardScale, WidthScale
 
+MAX_CYCLES = 8  # the first is then 1/255 of all
 PARTS = 1000  # of the time of a training, which its schedule counts as steps
 
 
@@ -29,11 +30,13 @@ class Linear(Spec):
 
 
 class Cosine(Spec):
-    """Decay along half a cosine to `floor` times the peak (Loshchilov & Hutter 2017)."""
+    """Decay along half a cosine to `floor` times the peak, once or in cycles (Loshchilov & Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup: Count = 0  # steps over which the rate rises from 0
     floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1  # last learning rate ÷ peak
+    # each cycle begins at the peak, is twice as long as the one before, and ends with an evaluation
+    cycles: Annotated[int, Field(strict=True, ge=1, le=MAX_CYCLES)] = 1
 
 
 class InverseSqrt(Spec):

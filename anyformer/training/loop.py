@@ -25,7 +25,7 @@ from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
 from anyformer.training.pace import Pace, TimedPace
 from anyformer.training.saving import finish_saves, save
-from anyformer.training.schedule import lr_factor
+from anyformer.training.schedule import cycle_ends, lr_factor
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
 from anyformer.training.step import StepResult, TrainingStep, set_learning_rate
@@ -79,6 +79,7 @@ def fit(job: Job, began: float | None = None) -> TrainState:
             while len(pending) > left:
                 _finish_step(job, pending.popleft(), log)
 
+        ends = cycle_ends(spec.schedule, spec.steps)
         passed = state.progress - 1  # the place before that of the newest step
         while state.progress < spec.steps and not _should_stop(job):
             due = not snapshots.isdisjoint(steps_between(passed, state.progress))
@@ -86,7 +87,8 @@ def fit(job: Job, began: float | None = None) -> TrainState:
                 log.print(problem)
             number = state.step + 1
             job.watchdog.enter(f"step {number}")
-            passed, state.progress = state.progress, job.ranks.on_first(partial(pace.enter, number, state.progress))
+            passed, place = state.progress, job.ranks.on_first(partial(pace.enter, number, state.progress))
+            state.progress = min([place, *(end for end in ends if passed < end)])  # a cycle ends with its lowest rate
             lr = spec.optimizer.lr * lr_factor(spec.schedule, state.progress, spec.steps)
             set_learning_rate(job, lr)
             batches, cursor = read_batches(job.reader, state, spec.accumulate)
@@ -97,7 +99,7 @@ def fit(job: Job, began: float | None = None) -> TrainState:
             if number == first:
                 record_code(job)
             last, every = state.progress == spec.steps, spec.evaluate_every
-            if job.valid and (last or (every and passed // every < state.progress // every)):
+            if job.valid and (state.progress in ends or (every and passed // every < state.progress // every)):
                 finish_steps(left=0)
                 with pace.pausing():
                     _validate(job, log)

@@ -18,6 +18,7 @@ from anyformer.recipe import Train
 from anyformer.run import PLACES
 
 TYPICAL_OF = 32  # newest steps, of whose durations the median is that of a typical step
+UNTIMED = 1e-5  # of the schedule: by so much a step advances before any was timed
 
 
 class Pace:
@@ -74,8 +75,9 @@ class TimedPace(Pace):
     def _next(self, before: float, left: float) -> float:
         """Return the place after another one, with so many seconds left."""
         if not self.durations:
-            return self.steps if left <= 0 else min(before + 1, self.steps - 0.5)
-        typical = median(self.durations)
+            return self.steps if left <= 0 else before + (self.steps - before) * UNTIMED
+        # the first steps of each shape are slow: until there are enough, the fastest is the typical one
+        typical = median(self.durations) if len(self.durations) == TYPICAL_OF else min(self.durations)
         return self.steps if left <= typical else before + (self.steps - before) * typical / left
 
     @contextmanager

@@ -1,6 +1,7 @@
 """Learning-rate schedules: the factor on the peak rate at each step, counted from 1."""
 
 import math
+from bisect import bisect_left
 from typing import assert_never
 
 from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
@@ -11,7 +12,8 @@ def lr_factor(schedule: Schedule, step: float, steps: int) -> float:
     warmup = schedule.warmup
     if step <= warmup:
         return step / warmup
-    done = (step - warmup) / max(1, steps - warmup)  # share of the steps after the warm-up
+    begin, end = _cycle(schedule, step, steps)
+    done = (step - max(begin, warmup)) / max(1, end - max(begin, warmup))  # share of the steps after the warm-up
     match schedule:
         case Constant():
             return 1.0
@@ -26,3 +28,16 @@ def lr_factor(schedule: Schedule, step: float, steps: int) -> float:
             return 1.0 if step <= begin else 1 - (1 - floor) * (step - begin) / (steps - begin)
         case _:
             assert_never(schedule)
+
+
+def cycle_ends(schedule: Schedule, steps: int) -> list[int]:
+    """Return where the cycles of a schedule end; the last one ends with the last step."""
+    cycles = schedule.cycles if isinstance(schedule, Cosine) else 1
+    return [round(steps * (2**number - 1) / (2**cycles - 1)) for number in range(1, cycles + 1)]
+
+
+def _cycle(schedule: Schedule, step: float, steps: int) -> tuple[int, int]:
+    """Return the beginning and the end of the cycle that a step is in."""
+    ends = cycle_ends(schedule, steps)
+    number = min(bisect_left(ends, step), len(ends) - 1)
+    return ends[number - 1] if number else 0, ends[number]

@@ -11,8 +11,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, minutes_note, steps_within
+from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, cycles_within, minutes_note, steps_within
 from anyformer.new.draft import TASKS
+from anyformer.recipe import MAX_CYCLES
 from anyformer.recipes import read_recipe
 from anyformer.training import plan
 from tests.interop.test_encoders import bert
@@ -344,6 +345,17 @@ def test_steps_suffice_to_learn_unless_minutes_are_given() -> None:
     assert steps_within(measured, None, scratch) == (40_000, "40 epochs")
     measured.epochs = 1000.0
     assert steps_within(measured, None, scratch) == (MIN_STEPS, "no fewer make sense")
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.5, 1, 6.9, 7.1, 20, 200, 1e5])
+def test_cycles_for_time_that_suffices_for_many_epochs(ratio: float) -> None:
+    """The first of several takes about the epochs of the task, at most twice as many."""
+    measured, facts = Mock(epochs=100.0), Mock(epochs=20)
+    measured.recipe.train.steps = 100_000
+    cycles = cycles_within(measured, round(20_000 * ratio), facts)
+    assert (cycles > 1) == (ratio >= 7)
+    if cycles > 1:
+        assert ratio / 2 <= 2**cycles - 1 <= ratio or cycles == MAX_CYCLES
 
 
 def test_too_few_minutes_are_noted() -> None:

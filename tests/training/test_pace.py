@@ -141,6 +141,22 @@ def test_a_run_that_is_resumed_at_another_speed_has_the_same_bits(
     assert_same_run(whole, cut)
 
 
+@pytest.mark.parametrize("minutes", [None, 0.5])
+def test_each_cycle_ends_with_an_evaluation_at_the_lowest_rate(
+    minutes: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(Clock(), monkeypatch)
+    length = {"steps": 14} if minutes is None else {"steps": PARTS, "minutes": minutes}
+    schedule = Cosine(floor=0.0, cycles=3)
+    run(pairs("decoder", PACKED, schedule=schedule, log_every=1, **length), tmp_path / "run")
+    rows = metrics(tmp_path / "run")
+    rates = {row["step"]: row["lr"] for row in rows if "lr" in row}
+    evaluated = [row["step"] for row in rows if "valid_loss" in row]
+    assert [step for step, rate in rates.items() if rate == 0] == evaluated
+    assert len(evaluated) == 3
+    assert minutes or evaluated == [2, 6, 14]
+
+
 def test_steps_beside_minutes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"steps = 800: with minutes it is 1000, .*; or set train.minutes = none"):
         spec(steps=800)

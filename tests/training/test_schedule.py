@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
-from anyformer.training.schedule import lr_factor
+from anyformer.recipe import MAX_CYCLES, WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from anyformer.training.schedule import cycle_ends, lr_factor
 
 floors = st.floats(0, 1)
 
@@ -86,3 +86,19 @@ def test_wsd_is_flat_and_then_a_line() -> None:
     assert rates[80:] == pytest.approx([1 - 0.5 * n / 20 for n in range(1, 21)])
     # where the warm-up reaches into the decay, the decay begins at its end
     assert lr_factor(WSD(warmup=90, decay=0.2), 91, 100) == pytest.approx(0.9)
+
+
+@given(st.integers(1, MAX_CYCLES), st.integers(0, 3), floors, st.integers(2**MAX_CYCLES, 3000))
+def test_each_cycle_is_a_schedule_of_its_own(cycles: int, warmup: int, floor: float, steps: int) -> None:
+    """It falls from the peak to the floor, as one cycle of its length does, and is twice as long as the one before."""
+    schedule = Cosine(warmup=warmup, floor=floor, cycles=cycles)
+    ends = [0, *cycle_ends(schedule, steps)]
+    assert ends[-1] == steps
+    lengths = [b - a for a, b in pairwise(ends)]
+    assert all(b == pytest.approx(2 * a, abs=3) for a, b in pairwise(lengths))
+    for number, (begin, end) in enumerate(pairwise(ends)):
+        one = Cosine(warmup=0 if number else min(warmup, end), floor=floor)
+        for step in {begin + 1, (begin + end) // 2, end} - {begin}:
+            expected = lr_factor(one, step - begin, end - begin)
+            assert lr_factor(schedule, step, steps) == pytest.approx(expected)
+        assert lr_factor(schedule, end, steps) == pytest.approx(floor if end > warmup or number else end / warmup)
