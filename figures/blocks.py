@@ -11,7 +11,6 @@ from anyformer.config import Attention, Block, LayerNorm, ModelConfig, NoHead, N
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import build_norm
 from figures.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure
 
 GREY = "#bbbbbb"
@@ -68,7 +67,7 @@ def layer_norm(plt: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     noise = torch.randn(4, 16, generator=generator)
     x = noise * torch.tensor([[0.5], [1.0], [2.0], [4.0]]) + torch.tensor([[-6.0], [2.0], [8.0], [-1.0]])
-    y = build_norm(LayerNorm(), 16)(x).detach()
+    y = LayerNorm().build(16)(x).detach()
     drawing, axes = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
     for axis, values, title in zip(axes, (x, y), ("before", "after"), strict=True):
         for token, colour in enumerate(COLOURS[:4]):

@@ -34,7 +34,6 @@ from anyformer.config.overrides import override
 from anyformer.inspection.count import Table, count
 from anyformer.nn.context import Context
 from anyformer.nn.init import initialise
-from anyformer.nn.mixer import build_mixer
 from anyformer.nn.model import Transformer
 from figures.blocks import GREY, cells, frame
 from figures.style import BLACK, BLUE, GREEN, HEATMAP, ORANGE, RED, SKY, figure
@@ -52,7 +51,7 @@ MIXERS: dict[str, Mixer] = {
 def influence(spec: Mixer, length: int, width: int) -> Tensor:
     """Return how much each output of an untrained layer changes with each input, [length, length]."""
     torch.manual_seed(0)
-    mixer = build_mixer(spec, width)
+    mixer = spec.build(width)
     assert mixer is not None
     initialise(mixer, Xavier(), width)
     layout = make_layout(1, length, torch.device("cpu"))

@@ -25,7 +25,7 @@ from anyformer.config.overrides import override
 from anyformer.inspection.count import count
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Context
-from anyformer.nn.feedforward import PlainFFN, activation, build_mixture
+from anyformer.nn.feedforward import PlainFFN
 from figures.style import BLACK, BLUE, DIVERGING, GREEN, HEATMAP, ORANGE, RED, SKY, figure
 
 ACTIVATIONS: tuple[Activation, ...] = (
@@ -46,7 +46,7 @@ def activations(plt: Any) -> Any:
     drawing, axes = plt.subplots(2, 4, figsize=(8, 4.8), sharex=True, sharey=True, layout="constrained")
     for axis, spec in zip(axes.flat, ACTIVATIONS, strict=True):
         x = torch.linspace(-3, 3, 601, requires_grad=True)
-        y = activation(spec)(x)
+        y = spec.function()(x)
         (derivative,) = torch.autograd.grad(y.sum(), x)
         first = axis is axes[0][0]
         axis.plot(x.detach(), y.detach(), color=BLUE, label="f(x)" if first else None)
@@ -94,9 +94,9 @@ def gated_feed_forward(plt: Any) -> Any:
     """A hidden unit of plain and gated networks as a function of two features."""
     grid = torch.linspace(-3, 3, 121)
     a, b = torch.meshgrid(grid, grid, indexing="xy")
-    units = {"ReLU(a + b), plain": activation(Relu())(a + b)}
+    units = {"ReLU(a + b), plain": Relu().function()(a + b)}
     for name, spec in (("GLU", Sigmoid()), ("ReGLU", Relu()), ("SwiGLU", Silu())):
-        units[f"{name}: {spec.kind}(a) · b"] = activation(spec)(a) * b
+        units[f"{name}: {spec.kind}(a) · b"] = spec.function()(a) * b
     drawing, axes = plt.subplots(1, 4, figsize=(8, 2.7), sharey=True, layout="constrained")
     for axis, (name, values) in zip(axes, units.items(), strict=True):
         image = axis.imshow(values, origin="lower", extent=(-3, 3, -3, 3), cmap=DIVERGING, vmin=-9, vmax=9)
@@ -113,7 +113,7 @@ def routed(balance: float) -> tuple[Tensor, Tensor]:
     """Train experts on a small regression; return the weights of 12 tokens [12, 8] and each expert's share [8]."""
     torch.manual_seed(1)
     spec = Experts(count=8, top_k=2, expert=Gated(width=8), balance=balance)
-    mixture = build_mixture(spec, 16)
+    mixture = spec.build(16)
     for parameter in mixture.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     optimizer = torch.optim.Adam(mixture.parameters(), lr=0.01)

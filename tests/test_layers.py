@@ -20,13 +20,19 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.spec": (),
     "config.rotary_scaling": ("config.spec",),
     "config.media": ("config.spec",),
-    "config.scheme": ("config.spec",),
-    "config.position": ("config.rotary_scaling", "config.scheme", "config.norm"),
-    "config.norm": ("config.spec",),
-    "config.pattern": ("config.spec",),
-    "config.feedforward": ("config.spec",),
-    "config.state_mixer": ("config.norm",),
-    "config.mixer": ("config.position", "config.pattern", "config.state_mixer"),
+    "config.part": ("config.spec",),
+    "config.cost": (),
+    "config.scheme": ("config.part", "config.cost"),
+    "config.visibility": ("config.part",),
+    "config.families": ("config.scheme",),
+    "config.norm": ("config.families",),
+    "config.position": ("config.rotary_scaling", "config.norm"),
+    "config.pattern": ("config.visibility",),
+    "config.feedforward": ("config.families",),
+    "config.disentangled": ("config.position",),
+    "config.attention": ("config.disentangled", "config.pattern"),
+    "config.state_mixer": ("config.attention",),
+    "config.mixer": ("config.state_mixer",),
     "config.block": ("config.mixer", "config.feedforward"),
     "config.inputs_heads": ("config.block", "config.media"),
     "config.adapter": ("config.block",),
@@ -35,7 +41,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.parse": ("config.spec",),
     "config.schema": ("config.spec",),
     "config.overrides": ("config.parse",),
-    "config.io": ("config.model", "config.overrides", "config.schema"),
+    "config.outside": ("config.part",),
+    "config.io": ("config.model", "config.outside", "config.overrides", "config.schema"),
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
     "datasets": ("config", "processes", "conventions"),
@@ -75,6 +82,9 @@ UNDER: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 
+# A part imports its module where it is built: the files of `config/` may import these inside functions.
+BUILT = ("nn", "kernels")
+
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
     "moved",
@@ -95,7 +105,7 @@ TORCHLESS = (
 )
 
 MAX_LINES = 400  # lines; a file past that is two files
-MAX_ATTENTION_LINES = 119  # the file that people read first
+MAX_ATTENTION_LINES = 125  # the file that people read first
 MAX_PARAMETERS = 8
 MAX_NN_MODULES = 24
 
@@ -152,6 +162,15 @@ def imports(tree: ast.AST, module: str) -> Iterator[tuple[str, int]]:
                     yield (inner if inner in SOURCES else source), node.lineno
 
 
+def built_there(tree: ast.AST, module: str) -> set[tuple[str, int]]:
+    """Return the imports inside functions of a file of parts, of what is built there."""
+    if not unit_of(module).startswith("config."):
+        return set()
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    found = {one for function in functions for one in imports(function, module)}
+    return {(name, line) for name, line in found if unit_of(name) in BUILT}
+
+
 def _absolute(node: ast.ImportFrom, module: str) -> str:
     if not node.level:
         return node.module or ""
@@ -191,7 +210,8 @@ def test_imports_run_one_way() -> None:
         unit = unit_of(module)
         if unit not in UNDER:
             continue  # the package's __init__.py collects from everywhere; the test above reports anything else
-        for name, line in imports(ast.parse(path.read_text(encoding="utf-8")), module):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name, line in {*imports(tree, module)} - built_there(tree, module):
             if name.split(".")[0] != "anyformer":
                 continue
             target = unit_of(name)
@@ -207,7 +227,8 @@ def test_no_module_imports_itself_through_others() -> None:
     graph: dict[str, set[str]] = {}
     for module, path in SOURCES.items():
         if unit_of(module):  # the package's __init__.py collects from everywhere
-            names = {name for name, _ in imports(ast.parse(path.read_text(encoding="utf-8")), module)}
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = {name for name, _ in {*imports(tree, module)} - built_there(tree, module)}
             graph[module] = {name for name in names if name in SOURCES and unit_of(name)} - {module}
     TopologicalSorter(graph).prepare()  # names a cycle
 

@@ -28,7 +28,6 @@ from anyformer.config import (
     Stack,
     Tokens,
     Window,
-    hidden_width,
 )
 from anyformer.config.model import Side, pattern_of, position_of
 from anyformer.inspection.count import count
@@ -87,7 +86,7 @@ def ff(config: ModelConfig) -> int:
     spec = last_stack(config).blocks[0].feedforward
     spec = spec.expert if isinstance(spec, Experts) else spec
     assert isinstance(spec, (Plain, Gated))
-    return hidden_width(spec, config.width)
+    return spec.hidden(config.width)
 
 
 @pytest.mark.parametrize(

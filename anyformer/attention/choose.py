@@ -17,7 +17,7 @@ from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
 from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lowered import Choice, Dense
 from anyformer.attention.scores import Normalizer
-from anyformer.config import Attention, Causal, Full, Latent, Pattern, Scheme
+from anyformer.config import Attention, Causal, Full, Latent, Pattern, Position
 from anyformer.kernels.private import functorch_is_active
 from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
@@ -69,7 +69,7 @@ class Requirements(NamedTuple):
 
 
 def choose(
-    backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
+    backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
 ) -> Choice:
     """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can."""
     content = f"{scheme.kind} positions add a bias of each text's own" if scheme.reads_content() else None
@@ -123,15 +123,15 @@ def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Dense | 
     return None
 
 
-def sees_whole_rows(pattern: Pattern, q: Layout, k: Layout, scheme: Scheme) -> bool:
+def sees_whole_rows(pattern: Pattern, q: Layout, k: Layout, scheme: Position) -> bool:
     """Return whether the newest token of each row, its only query, sees all keys of the row."""
     plain = q.marks is None and k.marks is None and not biases(scheme)
     return plain and isinstance(pattern, Causal | Full) and q.positions.shape[1] == 1
 
 
-def biases(scheme: Scheme) -> bool:
+def biases(scheme: Position) -> bool:
     """Return whether a scheme adds to the scores."""
-    return type(scheme).bias is not Scheme.bias or type(scheme).score is not Scheme.score
+    return type(scheme).bias is not Position.bias or type(scheme).score is not Position.score
 
 
 # -- why a kernel cannot run: None if it can --------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str |
     return None
 
 
-def _no_segments(pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme) -> str | None:
+def _no_segments(pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position) -> str | None:
     """Return why segments and a window do not say all that a kernel must know; None if they do."""
     if role == "cross" and not isinstance(pattern, Full):
         return "in cross-attention it takes the full pattern only"
@@ -169,7 +169,7 @@ def _no_segments(pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Sch
 
 
 def _no_short(
-    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
+    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
 ) -> str | None:
     if at.device != "cuda" or not HAS_TRITON:
         return "it needs CUDA and Triton"
@@ -192,14 +192,14 @@ def _no_short(
     return "torch.func cannot transform it" if functorch_is_active() else None
 
 
-def _no_flex(role: Role, scheme: Scheme, needs: Requirements, at: Runtime) -> str | None:
+def _no_flex(role: Role, scheme: Position, needs: Requirements, at: Runtime) -> str | None:
     if needs.normalizer != "softmax":
         return "no kernel normalises by ReLU"
     if needs.dropout and at.training:
         return "it has no dropout on weights"
     if role == "cached":
         return "it does not read a cache"
-    if type(scheme).bias is not Scheme.bias:
+    if type(scheme).bias is not Position.bias:
         return f"{scheme.kind} positions have no score function"
     if at.device == "cpu":
         return "it has no backward pass on the CPU" if torch.is_grad_enabled() else None
@@ -213,7 +213,7 @@ def _no_flex(role: Role, scheme: Scheme, needs: Requirements, at: Runtime) -> st
 
 
 def _no_varlen(
-    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, needs: Requirements, at: Runtime
+    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
 ) -> str | None:
     if at.device != "cuda" or not {"window_size", "scale"} <= varlen.OPTIONS:
         return "it needs CUDA and a torch version that has it"

@@ -5,7 +5,7 @@ import torch
 from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lowered import Choice
-from anyformer.config import Attention, NoPosition, Pattern, Scheme
+from anyformer.config import Attention, NoPosition, Pattern, Position
 from anyformer.kernels.runtime import Runtime
 
 
@@ -17,7 +17,7 @@ def explain(
     batch: int,
     length: int,
     slots: int = 0,
-    scheme: Scheme | None = None,
+    scheme: Position | None = None,
 ) -> Choice:
     """Return the kernel of [batch, length] new tokens in eager execution, and the reason.
 

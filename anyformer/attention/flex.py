@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from anyformer.attention.layout import Layout, make_layout, real
 from anyformer.attention.lowered import Blocks, Dense, Index
 from anyformer.attention.scores import Scoring, soft_cap
-from anyformer.config import BigBird, Pattern, Scheme, Span
+from anyformer.config import BigBird, Pattern, Position, Span
 from anyformer.config.pattern import LARGE, SMALL
 from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
 
@@ -32,7 +32,7 @@ def lower_blocks(
     q: Layout,
     k: Layout,
     densify: Callable[[], Dense],
-    scheme: Scheme | None = None,
+    scheme: Position | None = None,
     levels: Tensor | None = None,
 ) -> Blocks:
     """Return the blocks of a pattern between two layouts, and the score function of a scheme with its levels."""
@@ -238,7 +238,7 @@ def _run(
 
 
 @cache
-def _compiled(kind: tuple[Pattern, Scheme | None], cap: float | None, sinks: bool) -> Any:
+def _compiled(kind: tuple[Pattern, Position | None], cap: float | None, sinks: bool) -> Any:
     """Compile one kernel per kind: torch counts recompilations by code object and falls back to eager past a limit."""
     code = _run.__code__.replace(co_name=f"flex_{_compiled.cache_info().currsize}")
     return torch.compile(FunctionType(code, globals()), fullgraph=True)

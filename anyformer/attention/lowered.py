@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from anyformer.attention.layout import Pages, WholeRows
-from anyformer.config import NoPosition, Pattern, Relative, Rotation, Scheme
+from anyformer.config import NoPosition, Pattern, Position, Relative, Rotation
 from anyformer.config.position import RotaryScheme
 from anyformer.kernels.paged import rotate_heads
 from anyformer.kernels.runtime import runs_fused
@@ -65,7 +65,7 @@ class Blocks(NamedTuple):
 
     mask: BlockMask
     bias: Callable[[Index, Index, Index, Index], Tensor] | None  # added to the score, by row, head, query and key
-    kind: tuple[Pattern, Scheme | None]  # what its functions are made of: the same kind shares a compiled kernel
+    kind: tuple[Pattern, Position | None]  # what its functions are made of: the same kind shares a compiled kernel
     size: int  # tokens in a block
     densify: Callable[[], Dense]
 
@@ -135,7 +135,7 @@ class Relation(NamedTuple):
 
     lowered: Lowered = Dense()
     choice: Choice = Choice("sdpa", "built without a choice")
-    scheme: Scheme = NoPosition()
+    scheme: Position = NoPosition()
     rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
     relative: Relative | None = None  # vectors of distances, which each layer projects and compares with its content
     absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Relative, Rotation, Scheme
+from anyformer.config import Position, Relative, Rotation
 
 
 class Positions(nn.Module):
     """One scheme with its learned tables, owned by a stack."""
 
-    def __init__(self, scheme: Scheme, width: int, heads: int):
+    def __init__(self, scheme: Position, width: int, heads: int):
         super().__init__()
         self.scheme = scheme
         self.heads = heads

@@ -2,7 +2,7 @@
 
 Slots are filled in order of arrival, and each has a position and a segment. So ragged rows, padding and removed tokens
 need no special case: a query sees only slots of its segment. Layers with a causal window store the window alone, in a
-ring (`ring.py`), and attention can store int8 (`layer_cache.py`). All state is in tensors: a decode step compiles once.
+ring (`ring.py`), and attention can store int8 (`layer_cache.py`). A decode step compiles once.
 """
 
 from typing import Literal
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import Layout, check, choose_segments, real, segment_positions
-from anyformer.cache.layer_cache import LayerCache, Sizes, copy_into
+from anyformer.cache.layer_cache import LayerCache, copy_into
 from anyformer.cache.ring import FirstTokens, Ring, RowSlots, SharedSlots, Slots, Step
-from anyformer.cache.states import StateCache, StateSizes
+from anyformer.cache.states import StateCache
+from anyformer.config.cost import Sizes, StateSizes
 from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
 from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
@@ -39,9 +40,8 @@ class Cache:
             raise ValueError(f"kind = {kind!r}: must be 'auto', 'static' or 'int8'")
         if slack < 0:
             raise ValueError(f"slack = {slack}: must not be negative")
-        reaches = {size.reach for size in sizes if size.reach is not None and kind != "static"}
-        rings = [Ring(batch, reach, slack, device) for reach in sorted(reaches)]
-        self.rings = {ring.reach: ring for ring in rings if ring.slots < slots}  # only if smaller than all slots
+        rings = [Ring(batch, n, slack, device) for n in sorted({s.reach for s in sizes if s.reach is not None})]
+        self.rings = {ring.reach: ring for ring in rings if kind != "static" and ring.slots < slots}  # smaller ones
         self.layers: list[LayerCache | StateCache] = [
             StateCache(batch, size, device, dtype, slack)
             if isinstance(size, StateSizes)

@@ -1,22 +1,11 @@
 """Keys and values of one layer in a KV cache: at full precision or as int8, and cross-attention's."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from anyformer.cache.ring import SlotWriter
+from anyformer.config.cost import Sizes
 from anyformer.kernels.runtime import at_least_fp32
-
-
-class Sizes(NamedTuple):
-    """What one layer stores per token: key/value heads and their widths."""
-
-    groups: int
-    key_width: int
-    value_width: int
-    reach: int | None = None  # how many tokens back it reads; None: all
-    quantisable: bool = False  # may be stored as int8
 
 
 class ExactStore:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout, Pages, real
 from anyformer.cache.kv_cache import Cache
-from anyformer.cache.layer_cache import LayerCache, Sizes
+from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.ring import FirstTokens, SlotWriter, Step
+from anyformer.config.cost import Sizes
 from anyformer.conventions import PADDING
 from anyformer.kernels.paged import write_pages
 from anyformer.kernels.runtime import runs_fused

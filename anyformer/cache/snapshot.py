@@ -8,7 +8,8 @@ from torch import Tensor
 from anyformer.attention.layout import real
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.states import StateCache, StateSizes
+from anyformer.cache.states import StateCache
+from anyformer.config.cost import StateSizes
 
 
 class Snapshot(NamedTuple):

@@ -5,24 +5,12 @@ stores the states after each of the `slack` tokens before: so up to `slack` toke
 the newest entry last: new entries are shifted in, removed ones are shifted out.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from anyformer.cache.layer_cache import CrossStore
+from anyformer.config.cost import StateSizes
 from anyformer.conventions import PADDING
-
-
-class StateSizes(NamedTuple):
-    """What one layer stores per row: a state [h, k, v], and the inputs of a convolution."""
-
-    heads: int
-    key_width: int
-    value_width: int
-    channels: int = 0  # of the convolution
-    tail: int = 0  # tokens before the one at hand that the convolution reads
-    reach: None = None  # it is in no ring
 
 
 class StateCache(CrossStore):

@@ -5,16 +5,22 @@ that is `None` by default follows from the others, as its comment says. Everythi
 Legend of sizes: b batch, t query length, s key length, d width, h heads, g key/value heads, k head width,
 f feed-forward width, e embedding width, v vocabulary.
 
-adapter       low-rank adapters, and the linear layers that may have one
+adapter       low-rank adapters
+attention     softmax attention and its variants
 block         blocks (sublayers, norms, order) and stacks of blocks
+cost          what a part costs, its linear layers, and what it stores in a cache
+disentangled  scores between content and distance
+families      families of parts within a block: what each part must tell of itself
 feedforward   activations; plain, gated and mixture-of-experts feed-forwards
 inputs_heads  inputs (tokens, patches, sounds, features) and output heads
 io            TOML and JSON, overrides, differences, the schema
 media         images, sounds and feature vectors between the tokens of a text
-mixer         attention, and alternatives to it: latent, recurrent, convolution and others
+mixer         alternatives to attention: recurrent, convolution and others
 model         ModelConfig and the rules between its parts
 norm          layer norm, RMS norm, batch norm, dynamic tanh
+outside       parts of installed packages and of files
 overrides     change a spec by dotted paths, and list the differences of two specs
+part          the base of parts, and how your own are made known
 parse         plain data to a spec and back, with all faults of the data at once
 pattern       which keys a query may see
 position      position schemes, each with its mathematics
@@ -24,18 +30,24 @@ scheme        base of position schemes: the hooks that they override
 spec          the base of all specs, and errors with paths and suggestions
 stack_rules   rules of a stack as a whole: segment memory and pooling
 state_mixer   mixers with a matrix state: linear attention, the gated delta rule, Mamba-2
+visibility    the base of patterns
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.config import io as io
 from anyformer.config.adapter import LoRA as LoRA, Matrix as Matrix
+from anyformer.config.attention import *
 from anyformer.config.block import *
+from anyformer.config.disentangled import *
+from anyformer.config.families import Mixer as Mixer
 from anyformer.config.feedforward import *
 from anyformer.config.inputs_heads import *
 from anyformer.config.media import *
 from anyformer.config.mixer import *
 from anyformer.config.model import *
 from anyformer.config.norm import *
+from anyformer.config.outside import import_file as import_file
+from anyformer.config.part import Part as Part, register as register
 from anyformer.config.pattern import *
 from anyformer.config.position import *
 from anyformer.config.spec import ConfigError as ConfigError, Fault as Fault, Spec as Spec

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from anyformer.config.attention import Attention
+from anyformer.config.families import Side as Side
 from anyformer.config.feedforward import FeedForward, Plain
-from anyformer.config.mixer import Attention, FullyConnected, Mixer, PositionMixing
+from anyformer.config.mixer import Mixer
 from anyformer.config.norm import LayerNorm, NoNorm, Norm
 from anyformer.config.position import NoPosition, Position
 from anyformer.config.spec import BY_KIND, Count, Flag, Probability, Size, Spec
 
-Side = Literal["encoder", "decoder"]
 MAX_DEPTH = 2_000  # layers of a stack; the deepest published Transformers have 1,000
 
 
@@ -44,6 +45,10 @@ class Block(Spec):
     order: Order = Sequential()  # sublayers one after the other, or in parallel
     residual: Flag = True  # adds the input of a sublayer to its output
     dropout: Probability = 0.0  # on each sublayer's output
+
+    def on(self, side: Side, position: Position) -> "Block":
+        """Return the block with what its mixer leaves to the side, causality, and to the stack, positions."""
+        return self.model_copy(update={"mixer": self.mixer.on(side).with_position(position)})
 
 
 def _one_or_many(value: Any) -> Any:
@@ -129,13 +134,9 @@ class Stack(Spec):
     @property
     def ends(self) -> list[tuple[int, str]]:
         """Limits on the number of positions with their causes, smallest first; empty if there is no limit."""
-        mixers = [block.mixer for block in (*self.prefix, *self.blocks)]
-        fixed = [mixer for mixer in mixers if isinstance(mixer, (FullyConnected, PositionMixing))]
-        found = [(mixer.length, f"positions of the '{mixer.kind}' mixer") for mixer in fixed]
-        crosses = [block.cross for block in (*self.prefix, *self.blocks)]
-        patterns = [a.pattern for a in (*mixers, *crosses) if isinstance(a, Attention) and a.pattern]
-        limits = [(pattern.limit, pattern.kind) for pattern in patterns]
-        found += [(limit, f"positions of the '{kind}' pattern") for limit, kind in limits if limit is not None]
+        blocks = (*self.prefix, *self.blocks)
+        readers = (*(block.mixer for block in blocks), *(block.cross for block in blocks if block.cross))
+        found = [end for reader in readers for end in reader.ends]
         if self.position.limit is not None:
             found.append((self.position.limit, f"{self.position.kind} positions"))
         return sorted(found)

@@ -1,83 +1,157 @@
 """Activations, feed-forward layers and mixtures of them. Imports no torch."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Number, Positive, Probability, Size, Spec
+from anyformer.config.cost import Cost, Matrix, linear
+from anyformer.config.families import (
+    Activation as Activation,
+    FeedForward as FeedForward,
+    Network as Network,
+    Router as Router,
+)
+from anyformer.config.spec import Count, Fault, Flag, Number, Positive, Probability, Size
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # -- activations ----------------------------------------------------------------------------------------------------
 
 
-class Identity(Spec):
+class Identity(Activation):
     """f(x) = x: a bilinear gate, or an ablation."""
 
     kind: Literal["identity"] = "identity"
+    saves_input: ClassVar[bool] = False
+
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        return lambda x: x
 
 
-class Relu(Spec):
+class Relu(Activation):
     """max(0, x)."""
 
     kind: Literal["relu"] = "relu"
+    saves_input: ClassVar[bool] = False
+
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
+
+        return F.relu
+
+    @property
+    def fused(self) -> str:
+        return "relu"
 
 
-class LeakyRelu(Spec):
+class LeakyRelu(Activation):
     """x where positive, slope · x where negative."""
 
     kind: Literal["leaky_relu"] = "leaky_relu"
     slope: Number = 0.01  # factor of negative inputs
 
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
 
-class SquaredRelu(Spec):
+        return partial(F.leaky_relu, negative_slope=self.slope)
+
+
+class SquaredRelu(Activation):
     """max(0, x)² (So et al. 2021)."""
 
     kind: Literal["squared_relu"] = "squared_relu"
 
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
 
-class Sigmoid(Spec):
+        return lambda x: F.relu(x).square()
+
+
+class Sigmoid(Activation):
     """1 / (1 + exp(-x)); as a gate: GLU."""
 
     kind: Literal["sigmoid"] = "sigmoid"
+    saves_input: ClassVar[bool] = False
+
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
+
+        return F.sigmoid
 
 
-class Tanh(Spec):
+class Tanh(Activation):
     """tanh(x)."""
 
     kind: Literal["tanh"] = "tanh"
+    saves_input: ClassVar[bool] = False
+
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
+
+        return F.tanh
 
 
-class Gelu(Spec):
+class Gelu(Activation):
     """x · Φ(x), exact or by its tanh approximation (Hendrycks & Gimpel 2016)."""
 
     kind: Literal["gelu"] = "gelu"
     approximate: Literal["none", "tanh"] = "none"  # none: exact; tanh: the tanh approximation of GPT-2
 
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from anyformer.kernels.gelu import gelu
 
-class Silu(Spec):
+        return partial(gelu, approximate=self.approximate)
+
+    @property
+    def fused(self) -> str:
+        return "gelu" if self.approximate == "none" else "gelu_tanh"
+
+
+class Silu(Activation):
     """x · sigmoid(x), also called swish."""
 
     kind: Literal["silu"] = "silu"
 
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
 
-class QuickGelu(Spec):
+        return F.silu
+
+
+class QuickGelu(Activation):
     """x · sigmoid(1.702 x), an approximation of GELU (CLIP)."""
 
     kind: Literal["quick_gelu"] = "quick_gelu"
 
+    def function(self) -> "Callable[[Tensor], Tensor]":
+        from torch.nn import functional as F
 
-Activation = Annotated[Identity | Relu | LeakyRelu | SquaredRelu | Sigmoid | Tanh | Gelu | QuickGelu | Silu, *BY_KIND]
+        return lambda x: x * F.sigmoid(1.702 * x)
+
 
 # -- feed-forward ---------------------------------------------------------------------------------------------------
 
 
-class NoFeedForward(Spec):
+class NoFeedForward(FeedForward):
     """No feed-forward sublayer."""
 
     kind: Literal["none"] = "none"
 
+    def build(self, width: int) -> None:
+        return None
 
-class Plain(Spec):
+    def cost(self, width: int, rows: int) -> Cost:
+        return Cost()
+
+    def describe(self) -> str:
+        return "nothing"
+
+
+class Plain(Network):
     """act(x W₁ + b₁) W₂ + b₂, at each position alike."""
 
     kind: Literal["plain"] = "plain"
@@ -86,8 +160,23 @@ class Plain(Spec):
     bias: Flag = True  # biases b₁ and b₂
     dropout: Probability = 0.0  # on the activations
 
+    def describe(self) -> str:
+        return "feed-forward"
 
-class Gated(Spec):
+    def join(self) -> "Callable[..., Tensor]":
+        return self.activation.function()
+
+    def network(self, width: int, hidden: int) -> "nn.Module":
+        from anyformer.nn.feedforward import PlainFFN
+
+        return PlainFFN(width, hidden, self.activation, self.bias, self.dropout)
+
+    def network_matrices(self, width: int, hidden: int) -> Iterator[Matrix]:
+        yield Matrix("up", width, hidden, bias=self.bias)
+        yield Matrix("down", hidden, width, bias=self.bias)
+
+
+class Gated(Network):
     """(act(x W_g) ⊙ x W_u) W_d: GLU, ReGLU, GEGLU, SwiGLU by the activation (Shazeer 2020).
 
     With `limit`, x W_g is at most that and x W_u is within ± that; `offset` is added to x W_u after it.
@@ -102,20 +191,32 @@ class Gated(Spec):
     )
     offset: Number = 0.0  # constant added to x W_u (gpt-oss: 1)
     dropout: Probability = 0.0  # on the gated activations
+    gates: ClassVar[int] = 1
 
+    def describe(self) -> str:
+        return "gated feed-forward"
 
-Network = Annotated[Plain | Gated, *BY_KIND]
+    def join(self) -> "Callable[..., Tensor]":
+        from anyformer.nn.feedforward import join_gate, join_silu_gate
 
+        if isinstance(self.activation, Silu) and self.limit is None and not self.offset:
+            return join_silu_gate
+        return partial(join_gate, act=self.activation.function(), limit=self.limit, offset=self.offset)
 
-def hidden_width(spec: Plain | Gated, width: int) -> int:
-    """f, given or derived."""
-    return spec.width or 4 * width
+    def network(self, width: int, hidden: int) -> "nn.Module":
+        from anyformer.nn.feedforward import GatedFFN
+
+        return GatedFFN(width, hidden, self.join(), self.bias, self.dropout)
+
+    def network_matrices(self, width: int, hidden: int) -> Iterator[Matrix]:
+        yield Matrix("gate_up", width, 2 * hidden, bias=self.bias)
+        yield Matrix("down", hidden, width, bias=self.bias)
 
 
 # -- mixture of experts -----------------------------------------------------------------------------------------------
 
 
-class SoftmaxTopK(Spec):
+class SoftmaxTopK(Router):
     """The k most probable experts by softmax(x W), weighted by their probabilities (Shazeer et al. 2017).
 
     `normalize` makes these sum to 1, which is a softmax over the chosen alone (Mixtral, Qwen3, gpt-oss); without it
@@ -130,8 +231,28 @@ class SoftmaxTopK(Spec):
     groups: Size = 1  # groups into which the experts are divided
     top_groups: Size = 1  # groups from which a token's experts are chosen
 
+    def build(self, width: int, count: int, top_k: int) -> "nn.Module":
+        from anyformer.nn.experts import SoftmaxRouter
 
-class SigmoidTopK(Spec):
+        return SoftmaxRouter(
+            width,
+            count,
+            top_k,
+            normalize=self.normalize,
+            bias=self.bias,
+            scale=self.scale,
+            groups=self.groups,
+            top_groups=self.top_groups,
+        )
+
+    def cost(self, width: int, count: int, rows: int) -> Cost:
+        return replace(linear(width, count, rows, self.bias), saved=rows * count)  # probabilities
+
+    def faults(self, count: int, top_k: int) -> Iterator[Fault]:
+        return _group_faults(self, count, top_k)
+
+
+class SigmoidTopK(Router):
     """The k experts with the largest sigmoid(x W) + bias, weighted by their sigmoid (DeepSeek-V3).
 
     The bias only chooses. No gradient moves it: after each step it goes up by `rate` for experts that had less than
@@ -146,11 +267,40 @@ class SigmoidTopK(Spec):
     groups: Size = 1  # groups into which the experts are divided
     top_groups: Size = 1  # groups from which a token's experts are chosen
 
+    def build(self, width: int, count: int, top_k: int) -> "nn.Module":
+        from anyformer.nn.experts import SigmoidRouter
 
-Router = Annotated[SoftmaxTopK | SigmoidTopK, *BY_KIND]
+        return SigmoidRouter(
+            width,
+            count,
+            top_k,
+            normalize=self.normalize,
+            scale=self.scale,
+            rate=self.rate,
+            groups=self.groups,
+            top_groups=self.top_groups,
+        )
+
+    def cost(self, width: int, count: int, rows: int) -> Cost:
+        return replace(linear(width, count, rows, False), saved=rows * count)  # probabilities
+
+    def faults(self, count: int, top_k: int) -> Iterator[Fault]:
+        return _group_faults(self, count, top_k)
 
 
-class Experts(Spec):
+def _group_faults(router: SoftmaxTopK | SigmoidTopK, count: int, top_k: int) -> Iterator[Fault]:
+    """Yield groups that do not divide the experts, or that are too few to choose from."""
+    groups, top = router.groups, router.top_groups
+    if count % groups:
+        yield Fault("groups", f"= {groups}: must divide count = {count}")
+    elif top > groups:
+        yield Fault("top_groups", f"= {top}: must be at most groups = {groups}")
+    elif top * (count // groups) < top_k <= count:
+        held = f"{top} of {groups} groups hold {top * (count // groups)} experts"
+        yield Fault("top_groups", f"= {top}: {held}, fewer than top_k = {top_k}")
+
+
+class Experts(FeedForward):
     """Σ w_i(x) · F_i(x) over the `top_k` experts that a router chooses for each token; no token is dropped.
 
     `shared` experts read every token beside them, as one network of `shared` times the width (DeepSeek).
@@ -166,20 +316,43 @@ class Experts(Spec):
     # weighs a term of the loss: count · Σ_e share of tokens · mean probability; 1 where all experts get alike
     balance: Annotated[float, Field(strict=True, ge=0)] = 0.0
 
+    def describe(self) -> str:
+        return f"{self.count} experts, {self.top_k} for each token"
+
     def faults(self) -> Iterator[Fault]:
-        """Yield settings that do not fit together."""
         if self.top_k > self.count:
             yield Fault("top_k", f"= {self.top_k}: must be at most count = {self.count}")
         if self.shared_gate and not self.shared:
             yield Fault("shared_gate", "= True: there are no shared experts; set shared, or leave this out")
-        groups, top = self.router.groups, self.router.top_groups
-        if self.count % groups:
-            yield Fault("router.groups", f"= {groups}: must divide count = {self.count}")
-        elif top > groups:
-            yield Fault("router.top_groups", f"= {top}: must be at most groups = {groups}")
-        elif top * (self.count // groups) < self.top_k <= self.count:
-            held = f"{top} of {groups} groups hold {top * (self.count // groups)} experts"
-            yield Fault("router.top_groups", f"= {top}: {held}, fewer than top_k = {self.top_k}")
+        yield from (fault.under("router") for fault in self.router.faults(self.count, self.top_k))
 
+    def build(self, width: int) -> "nn.Module":
+        from torch import nn
 
-FeedForward = Annotated[NoFeedForward | Plain | Gated | Experts, *BY_KIND]
+        from anyformer.nn.experts import Mixture, StackedLinear
+
+        one, hidden = self.expert, self.expert.hidden(width)
+        return Mixture(
+            self.router.build(width, self.count, self.top_k),
+            StackedLinear(self.count, width, (hidden,) * (one.gates + 1), one.bias),
+            StackedLinear(self.count, hidden, (width,), one.bias),
+            one.join(),
+            dropout=one.dropout,
+            shared=one.network(width, self.shared * hidden) if self.shared else None,
+            shared_gate=nn.Linear(width, 1, bias=False) if self.shared_gate else None,
+            balance=self.balance,
+        )
+
+    def cost(self, width: int, rows: int) -> Cost:
+        read, hidden = rows * self.top_k, self.expert.hidden(width)
+        chosen = self.expert.network_cost(width, hidden, read)
+        found = self.router.cost(width, self.count, rows) + replace(chosen, parameters=self.count * chosen.parameters)
+        found += Cost(saved=2 * read * width)  # inputs and outputs of the experts
+        if self.shared_gate:
+            found += linear(width, 1, rows, bias=False)
+        return found + self.expert.network_cost(width, self.shared * hidden, rows) if self.shared else found
+
+    def matrices(self, width: int) -> Iterator[Matrix]:
+        if self.shared:
+            hidden = self.shared * self.expert.hidden(width)
+            yield from (matrix.under("shared") for matrix in self.expert.network_matrices(width, hidden))

@@ -5,10 +5,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
+from anyformer.config.attention import InvSqrtWidth, SqrtWidth, Times, Unscaled
 from anyformer.config.block import Stack
 from anyformer.config.feedforward import Activation, Gelu, Tanh
 from anyformer.config.media import Media, Spectrogram
-from anyformer.config.mixer import InvSqrtWidth, SqrtWidth, Times, Unscaled
 from anyformer.config.norm import LayerNorm, NoNorm, Norm, TokenNorm
 from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Probability, Size, Spec, by_kind
 

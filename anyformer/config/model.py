@@ -4,13 +4,14 @@ The parts are in the files beside this one. Imports no torch.
 """
 
 from collections.abc import Iterator
-from typing import Literal, Self, assert_never
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from anyformer.config.adapter import LoRA, misfits
+from anyformer.config.attention import Attention, Latent
 from anyformer.config.block import Block, Side, Stack
-from anyformer.config.feedforward import Experts
+from anyformer.config.families import Mixer
 from anyformer.config.inputs_heads import (
     LM,
     Audio,
@@ -26,23 +27,10 @@ from anyformer.config.inputs_heads import (
     Special,
     Tokens,
 )
-from anyformer.config.mixer import (
-    Attention,
-    Convolution,
-    FullyConnected,
-    Latent,
-    Mixer,
-    NoMixer,
-    NoOutput,
-    PositionMixing,
-    Recurrent,
-)
-from anyformer.config.norm import NoNorm
-from anyformer.config.pattern import Causal, Full, Pattern
+from anyformer.config.mixer import Recurrent
 from anyformer.config.position import Position
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
 from anyformer.config.stack_rules import skip_faults, stack_faults
-from anyformer.config.state_mixer import StateMixer
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 
@@ -108,33 +96,9 @@ def tower_config(config: ModelConfig) -> ModelConfig | None:
     return ModelConfig(width=tower.width, source=tower.source, encoder=tower.encoder, head=out, init=config.init)
 
 
-def pattern_of(attention: Attention, side: Side) -> Pattern:
-    """Return the pattern of a self-attention, given or derived; a decoder is causal unless it is given otherwise."""
-    ahead = side == "encoder"
-    return attention.pattern.towards(ahead) if attention.pattern else Full() if ahead else Causal()
-
-
-def pattern_across(attention: Attention) -> Pattern:
-    """Return the pattern of a cross-attention, given or derived; by default the whole source is visible."""
-    return attention.pattern.towards(True) if attention.pattern else Full()
-
-
 def position_of(attention: Attention, stack: Stack) -> Position:
     """Return the scheme inside a self-attention, given or the stack's."""
     return attention.position or stack.position
-
-
-def with_position(block: Block, stack: Stack) -> Block:
-    """Return a block whose self-attention names its scheme, given or the stack's."""
-    if not isinstance(block.mixer, Attention):
-        return block
-    mixer = block.mixer.model_copy(update={"position": position_of(block.mixer, stack)})
-    return block.model_copy(update={"mixer": mixer})
-
-
-def causal_of(mixer: Convolution | FullyConnected | PositionMixing, side: Side) -> bool:
-    """Return whether a mixer reads only earlier tokens, given or derived."""
-    return side == "decoder" if mixer.causal is None else mixer.causal
 
 
 def learning(config: ModelConfig) -> tuple[str, ...]:
@@ -223,23 +187,22 @@ def _position(stack: Stack, width: int) -> Iterator[Fault]:
             else "set it to 'none', which is usual for mixers with a state, or to sinusoidal or learned"
         )
         yield Fault("", f"of kind '{scheme.kind}': {what}")
-    heirs = [mixer for mixer in mixers if mixer.position is None and _divides(mixer, width)]
-    found = [f for mixer in heirs for f in _turned(stack.position, mixer, width)]
+    heirs = [mixer for mixer in mixers if mixer.position is None and mixer.divides(width)]
+    found = [f for mixer in heirs for f in mixer.position_faults(stack.position, width)]
     yield from dict.fromkeys(found)
 
 
 def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Iterator[Fault]:
     width = config.width
-    yield from (f.under("mixer") for f in _mixer(block.mixer, side, config))
+    yield from (f.under("mixer") for f in block.mixer.faults(width, side, config.encoder is not None))
     if not block.residual and block.mixer.kind == "none" and not block.cross and block.feedforward.kind == "none":
         yield Fault("residual", "= False: a block without sublayers has nothing else to pass on")
-    if isinstance(block.feedforward, Experts):
-        yield from (f.under("feedforward") for f in block.feedforward.faults())
+    yield from (f.under("feedforward") for f in block.feedforward.faults())
     if not block.cross:
         return
     if side == "encoder" or not config.encoder:
         yield Fault("cross", "there is no encoder to read: only the decoder of an encoder-decoder has cross-attention")
-    yield from (f.under("cross") for f in _sizes(block.cross, width))
+    yield from (f.under("cross") for f in block.cross.size_faults(width))
     position = block.cross.position
     if position and position.kind != "none":
         yield Fault(
@@ -251,74 +214,6 @@ def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Itera
         )
     if isinstance(block.cross.compress, Latent):
         yield Fault("cross.compress", "latent attention reads its own tokens: across, leave compress out")
-
-
-def _mixer(mixer: Mixer, side: Side, config: ModelConfig) -> Iterator[Fault]:
-    match mixer:
-        case Attention():
-            yield from _sizes(mixer, config.width)
-            own = mixer.position
-            if own and own.embeds():
-                yield Fault("position", f"{own.kind} positions act on the embeddings: set them on the stack")
-            elif own and _divides(mixer, config.width):
-                yield from (f.under("position") for f in _turned(own, mixer, config.width))
-        case StateMixer():
-            yield from mixer.faults(config.width)
-        case Recurrent():
-            if mixer.both_ways and side == "decoder":
-                yield Fault("both_ways", "= True: a decoder reads in one direction; only an encoder reads both ways")
-            if mixer.begin == "encoder" and (side == "encoder" or not config.encoder):
-                yield Fault("begin", "= 'encoder': there is no encoder before this layer; leave begin out")
-        case Convolution() | FullyConnected() | PositionMixing():
-            if side == "decoder" and not causal_of(mixer, side):
-                yield Fault("causal", "= False: a decoder never reads what comes later; leave causal out")
-        case NoMixer():
-            return
-        case _:
-            assert_never(mixer)
-
-
-def _turned(scheme: Position, mixer: Attention, width: int) -> Iterator[Fault]:
-    """Yield faults of a scheme at the width it rotates, under the name of that width in this mixer."""
-    name = "compress.rotary_width" if isinstance(mixer.compress, Latent) else "key_width"
-    if scheme.reads_content() and isinstance(mixer.compress, Latent):
-        yield Fault("", f"of kind '{scheme.kind}': projects its vectors like tokens, which latent attention compresses")
-    yield from (Fault(f.path, f.message.replace("key_width", name)) for f in scheme.faults(mixer.rotary_width(width)))
-
-
-def _divides(a: Attention, width: int) -> bool:
-    """Return whether the head width is known."""
-    return bool(a.key_width) or width % a.heads == 0
-
-
-def _sizes(a: Attention, width: int) -> Iterator[Fault]:
-    if a.heads % a.groups:
-        divisors = ", ".join(str(n) for n in range(1, min(a.heads, 1024) + 1) if a.heads % n == 0)
-        yield Fault("kv_heads", f"= {a.kv_heads}: must divide heads = {a.heads} ({divisors})")
-    if not _divides(a, width):
-        yield Fault("heads", f"= {a.heads}: must divide width = {width}, or give key_width")
-        return
-    key, value = a.widths(width)
-    if isinstance(a.output, NoOutput) and a.heads * value != width:
-        yield Fault("output", f"without a projection heads · value_width = {a.heads * value} must be width = {width}")
-    if a.projections != "separate" and a.groups != a.heads:
-        yield Fault("projections", f"= '{a.projections}': needs kv_heads = heads = {a.heads}, not {a.groups}")
-    if a.projections == "shared_qkv" and key != value:
-        yield Fault("projections", f"= 'shared_qkv': needs value_width = key_width = {key}, not {value}")
-    yield from a.faults()
-    if isinstance(a.compress, Latent):
-        yield from _latent(a, a.compress, key)
-
-
-def _latent(a: Attention, compress: Latent, key: int) -> Iterator[Fault]:
-    if compress.rotary_width >= key:
-        yield Fault("compress.rotary_width", f"= {compress.rotary_width}: must be less than key_width = {key}")
-    if a.groups != a.heads:
-        yield Fault("kv_heads", f"= {a.kv_heads}: in latent attention every head has its own keys: leave kv_heads out")
-    if a.projections != "separate":
-        yield Fault("projections", f"= '{a.projections}': latent attention compresses keys and values, not queries")
-    if not isinstance(a.qk_norm, NoNorm):
-        yield Fault("qk_norm", "latent attention norms what it compresses: set compress.norm instead")
 
 
 def _inputs(config: ModelConfig) -> Iterator[Fault]:

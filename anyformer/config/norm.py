@@ -1,25 +1,47 @@
 """Norms. Imports no torch."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from anyformer.config.spec import BY_KIND, Flag, Fraction, Number, Positive, Spec
+from anyformer.config.cost import Cost
+from anyformer.config.families import Norm as Norm, TokenNorm as TokenNorm
+from anyformer.config.spec import Flag, Fraction, Number, Positive
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
-class NoNorm(Spec):
+class NoNorm(TokenNorm):
     """The identity."""
 
     kind: Literal["none"] = "none"
 
+    def build(self, width: int) -> "nn.Module":
+        from torch import nn
 
-class LayerNorm(Spec):
+        return nn.Identity()
+
+    def cost(self, width: int, rows: int) -> Cost:
+        return Cost()
+
+
+class LayerNorm(TokenNorm):
     """(x - E[x]) / sqrt(Var[x] + eps) · γ + β over the last axis (Ba et al. 2016)."""
 
     kind: Literal["layer"] = "layer"
     eps: Positive = 1e-5  # added to the variance, so that the division stays finite
     bias: Flag = True  # a learned shift β
+    narrows: ClassVar[bool] = True
+
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.norm import Centred
+
+        return Centred(width, eps=self.eps, bias=self.bias)
+
+    def cost(self, width: int, rows: int) -> Cost:
+        return Cost(width * (1 + self.bias), saved=rows * width)
 
 
-class RMSNorm(Spec):
+class RMSNorm(TokenNorm):
     """x / sqrt(E[x²] + eps) · (offset + γ) (Zhang & Sennrich 2019); Gemma's offset is 1.
 
     `cast` says where the fp32 result returns to the input's precision: before γ (Llama, T5) or after it (Gemma).
@@ -30,9 +52,21 @@ class RMSNorm(Spec):
     offset: Number = 0.0  # constant added to γ (Gemma: 1)
     # where fp32 returns to the input's precision: before or after γ
     cast: Literal["before_scale", "after_scale"] = "before_scale"
+    narrows: ClassVar[bool] = True
+
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.norm import RootMeanSquare
+
+        return RootMeanSquare(width, self.eps, self.offset, self.cast == "before_scale")
+
+    def cost(self, width: int, rows: int) -> Cost:
+        return Cost(width, saved=rows * width)
+
+    def saves(self, compiled: bool) -> int:
+        return 1 if compiled else 2  # eager: what it normalised, too
 
 
-class BatchNorm(Spec):
+class BatchNorm(Norm):
     """(x - E[x]) / sqrt(Var[x] + eps) · γ + β, each feature over the real tokens of a batch (Ioffe & Szegedy 2015).
 
     In training every token thus depends on all others, also on later ones. In evaluation, running statistics replace
@@ -43,13 +77,28 @@ class BatchNorm(Spec):
     eps: Positive = 1e-5  # added to the variance, so that the division stays finite
     momentum: Fraction = 0.1  # how far a step of training moves the running statistics towards its batch's
 
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.norm import OverBatch
 
-class DynamicTanh(Spec):
+        return OverBatch(width, self.eps, self.momentum)
+
+    def cost(self, width: int, rows: int) -> Cost:
+        return Cost(2 * width, saved=rows * width)
+
+
+class DynamicTanh(Norm):
     """tanh(α x) · γ + β with one learned α: no statistics, each value is squashed alone (DyT, Zhu et al. 2025)."""
 
     kind: Literal["tanh"] = "tanh"
     alpha: Positive = 0.5  # initial α; larger values squash more
 
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.norm import ScaledTanh
 
-TokenNorm = Annotated[NoNorm | LayerNorm | RMSNorm, *BY_KIND]  # statistics of one vector, independent of the batch
-Norm = Annotated[NoNorm | LayerNorm | RMSNorm | BatchNorm | DynamicTanh, *BY_KIND]
+        return ScaledTanh(width, self.alpha)
+
+    def cost(self, width: int, rows: int) -> Cost:
+        return Cost(2 * width + 1, saved=rows * width)
+
+    def saves(self, compiled: bool) -> int:
+        return 1 if compiled else 2  # eager: its output before γ, too

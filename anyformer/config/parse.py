@@ -25,6 +25,7 @@ from anyformer.config.spec import (
     elements,
     explain,
     fields,
+    finds_more,
     kinds,
     locate,
     rule_of,
@@ -49,6 +50,8 @@ def build(cls: type[S], data: Any) -> S:
     try:
         return cls.model_validate(data)
     except ValidationError as error:
+        if finds_more(error):
+            return build(cls, data)
         try:
             found = [*explain(error, cls), *_standing(cls, data, error)]
         except RecursionError:

@@ -1,17 +1,23 @@
 """Patterns: which keys a query may see, by their positions. Imports no torch.
 
-Each pattern is one class, and `sees(q, k)` is its definition: positions in, never indices and never a length, so that
-padding, packing and caching change nothing. What else is here serves kernels that skip whole blocks of keys: `meets`
-and `covers` speak of spans of positions, and a pattern that does not override them is right, only not sparse. They are
-made of operators alone, so that `count` can evaluate them with numpy.
+Each pattern is one class; `visibility.py` says what its methods mean.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Spec
+from anyformer.config.spec import ConfigError, Count, Fault, Flag
+from anyformer.config.visibility import (
+    LARGE as LARGE,
+    SMALL as SMALL,
+    About,
+    Open as Open,
+    Pattern as Pattern,
+    Span as Span,
+    pairs as pairs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,91 +27,8 @@ FARTHEST = 2**31 - 1  # positions: sums and differences of two fit in 64 bits
 Distance = Annotated[int, Field(strict=True, ge=0, le=FARTHEST)]
 Stride = Annotated[int, Field(strict=True, ge=1, le=FARTHEST)]
 
-About = Callable[[Any], "Tensor"]
-LARGE, SMALL = 128, 64  # blocks of tokens that kernels skip, as large as they are fast, and the smallest that are
 
-
-class Span(NamedTuple):
-    """Lowest and highest position of some tokens: tensors or NumPy arrays."""
-
-    low: Any
-    high: Any
-
-
-class Rule(Spec):
-    """Base of patterns: hooks with defaults that are safe for any pattern."""
-
-    kind: str
-
-    @property
-    def looks_ahead(self) -> bool:
-        """True if any query sees a later key."""
-        return True
-
-    @property
-    def sees_self(self) -> bool:
-        """True if every token sees itself, so that no query of self-attention is fully masked."""
-        return True
-
-    @property
-    def sparse(self) -> bool:
-        """True if the number of keys that a query sees is bounded, whatever the length."""
-        return False
-
-    @property
-    def limit(self) -> int | None:
-        """Maximum number of positions, or None if there is no limit."""
-        return None
-
-    @property
-    def reach(self) -> int | None:
-        """Largest distance back that any query sees, if bounded and none looks ahead: the size of a ring cache."""
-        return None
-
-    @property
-    def tile(self) -> int:
-        """Block size, in tokens, for kernels that skip blocks; it follows the blocks of the pattern."""
-        return LARGE
-
-    def towards(self, ahead: bool) -> Self:
-        """Return the pattern with its direction set, if it was left open."""
-        return self
-
-    def about(self, positions: "Tensor") -> "Tensor | None":
-        """Return per-token features [..., n], computed once rather than for each query–key pair."""
-        return None
-
-    def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
-        """The definition: whether a query at position q may read a key at position k (broadcast).
-
-        `of_q(i)` and `of_k(i)` return the i-th feature of `about`, if it was computed before.
-        """
-        raise NotImplementedError
-
-    def meets(self, q: Span, k: Span) -> "Tensor":
-        """Return whether any query of a span may see any key of another. May return True wrongly, never False."""
-        return (q.low == q.low) & (k.low == k.low)
-
-    def covers(self, q: Span, k: Span) -> "Tensor":
-        """Return whether all queries of a span see all keys of another. May return False wrongly, never True."""
-        return (q.low != q.low) & (k.low != k.low)
-
-
-class Open(Rule):
-    """Base of patterns whose direction may be left open: `ahead = None` sees later keys in an encoder and in
-    cross-attention, not in a decoder."""
-
-    ahead: Flag | None = None  # sees later keys; None: in an encoder and in cross-attention, not in a decoder
-
-    @property
-    def looks_ahead(self) -> bool:
-        return self.ahead is not False
-
-    def towards(self, ahead: bool) -> Self:
-        return self.model_copy(update={"ahead": ahead}) if self.ahead is None else self
-
-
-class Full(Rule):
+class Full(Pattern):
     """Every key."""
 
     kind: Literal["full"] = "full"
@@ -117,7 +40,7 @@ class Full(Rule):
         return self.meets(q, k)
 
 
-class Causal(Rule):
+class Causal(Pattern):
     """The past and oneself."""
 
     kind: Literal["causal"] = "causal"
@@ -136,7 +59,7 @@ class Causal(Rule):
         return k.high <= q.low
 
 
-class Window(Rule):
+class Window(Pattern):
     """At most `before` keys back and `after` keys ahead: causal when `after` is 0.
 
     The first `globals` positions of a segment are seen by all and see all (Longformer); with `after` = 0 they, too,
@@ -147,6 +70,10 @@ class Window(Rule):
     before: Distance  # largest distance back, in tokens
     after: Distance  # largest distance ahead, in tokens; 0: causal
     globals: Distance = 0  # first positions that are visible to all and see all
+
+    @property
+    def global_positions(self) -> int:
+        return self.globals
 
     @property
     def looks_ahead(self) -> bool:
@@ -176,7 +103,7 @@ class Window(Rule):
         return covered | seen & ((k.high <= q.low) | self.looks_ahead)
 
 
-class Dilated(Rule):
+class Dilated(Pattern):
     """A window with gaps: `before` keys back and `after` keys ahead, `step` apart; causal when `after` is 0."""
 
     kind: Literal["dilated"] = "dilated"
@@ -251,6 +178,10 @@ class BigBird(Open):
     globals: Distance = 1  # first blocks, which are visible to all and see all
     randoms: Annotated[int, Field(strict=True, ge=0, le=1024)] = 3  # random links of a block to earlier blocks
     seed: Count = 0  # seed of the random links
+
+    @property
+    def global_positions(self) -> int:
+        return self.globals * self.block
 
     @property
     def sparse(self) -> bool:
@@ -375,8 +306,6 @@ class Graph(Open):
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         return self.adjacency(q)[q, k] if of_q is None else of_q(k)
 
-
-Pattern = Annotated[Full | Causal | Window | Dilated | BlockLocal | BigBird | Graph, *BY_KIND]
 
 _MASK = 0x7FFFFFFF  # hashes stay below 2³¹, so that no multiplication overflows
 

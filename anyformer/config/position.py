@@ -6,10 +6,10 @@ the model, and overrides the hooks of that point (`scheme.py`):
     embed             on the token embeddings, before the first block            (sinusoidal, learned)
     prepare, rotate   on queries and new keys, inside self-attention             (rotary)
     levels, score     on the scores, by head, query and key position             (ALiBi, T5)
-    relative          on the scores, by the content of query and key, too        (disentangled)
+    relative          on the scores, by the content of query and key, too        (disentangled, in its own file)
 
-To add a scheme, write its class here and name it in `Position` at the end of the file; the grammar, the schema, the
-builder, `count` and the property tests pick it up from there. `tables` declares its learned weights, and `fill`
+To add a scheme, write its class here, or in a file of your own (`part.py`); the grammar, the schema, the builder,
+`count` and the property tests pick it up from there. `tables` declares its learned weights, and `fill`
 initialises them. Add its test to `tests/nn/test_position.py`.
 
 Importing this file imports no torch: the hooks receive tensors, and import torch when they run.
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from anyformer.config.norm import LayerNorm, NoNorm
 from anyformer.config.rotary_scaling import (
     LinearScaling as LinearScaling,
     Llama3Scaling as Llama3Scaling,
@@ -33,25 +32,25 @@ from anyformer.config.rotary_scaling import (
     YarnScaling as YarnScaling,
 )
 from anyformer.config.scheme import (
+    Position as Position,
     Relative as Relative,
     Rotation as Rotation,
-    Scheme as Scheme,
     Tables as Tables,
 )
-from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Fraction, Positive, Probability, Size
+from anyformer.config.spec import Count, Fault, Flag, Fraction, Positive, Size
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 
-class NoPosition(Scheme):
+class NoPosition(Position):
     """No positions: a full-attention encoder is then permutation-equivariant."""
 
     kind: Literal["none"] = "none"
 
 
-class Sinusoidal(Scheme):
+class Sinusoidal(Position):
     """Fixed waves added to the embeddings (Vaswani et al. 2017).
 
     PE(p, 2i) = sin(p / base^(2i/d)),  PE(p, 2i+1) = cos(p / base^(2i/d))
@@ -89,7 +88,7 @@ class Sinusoidal(Scheme):
         return self.base ** -(torch.arange(n, device=like.device, dtype=torch.float32) / max(n - 1, 1))
 
 
-class Learned(Scheme):
+class Learned(Position):
     """One learned vector per position, added to the embeddings; the first `offset` rows are unused."""
 
     kind: Literal["learned"] = "learned"
@@ -107,7 +106,7 @@ class Learned(Scheme):
         return x + tables["positions"][positions + self.offset].to(x.dtype)
 
 
-class RotaryScheme(Scheme):
+class RotaryScheme(Position):
     """Base of rotary schemes: the angle of each pair of dimensions, and the rotation."""
 
     theta: Positive = 10_000.0  # base of the angles: θ_i = theta^(-2i/k)
@@ -225,7 +224,7 @@ class AxialRotary(RotaryScheme):
         return positions[..., axis] * frequencies
 
 
-class Alibi(Scheme):
+class Alibi(Position):
     """A penalty that grows with distance, -m_h · |q - k|, with a slope per head (Press et al. 2022).
 
     m_i = 2^(-8i/h) for i = 1..h; between powers of two the slopes of the next power are interleaved.
@@ -258,7 +257,7 @@ class Alibi(Scheme):
         return -self.factor * (penalty(q) - penalty(k)).abs()
 
 
-class T5Bias(Scheme):
+class T5Bias(Position):
     """A learned scalar per head and distance bucket, added to the scores (Raffel et al. 2020).
 
     Half of the buckets hold one distance each, the rest grow logarithmically up to `max_distance`; where the
@@ -307,74 +306,6 @@ class T5Bias(Scheme):
     def score(self, levels: "Tensor", head: "Tensor", q: "Tensor", k: "Tensor") -> "Tensor":
         reach = 2 * self.max_distance
         return levels[(q - k).clamp(-reach, reach) + reach, head]
-
-
-class Disentangled(Scheme):
-    """Scores between content and distance, by a learned vector p of each bucket of distances (DeBERTa, He et al. 2021).
-
-    s_ij = (q_i·k_j + q_i·K(p_ij) + k_j·Q(p_ij)) · scale / sqrt(3), where p_ij is the vector of the bucket of i - j
-
-    Distances up to half of the buckets have one each; the others grow logarithmically up to `max_distance`. The table
-    is shared by all layers of a stack.
-    """
-
-    kind: Literal["disentangled"] = "disentangled"
-    # buckets of each direction: the table has 2 · buckets rows
-    buckets: Annotated[int, Field(strict=True, ge=2, le=2**20)] = 256
-    # distance of the last bucket, in tokens; None: every distance below `buckets` has its own
-    max_distance: Annotated[int, Field(strict=True, ge=1, le=2**20)] | None = None
-    # terms besides q·k: q·K(p) is content to position, k·Q(p) is position to content; the divisor is sqrt(1 + terms)
-    terms: Literal["both", "content_to_position", "position_to_content"] = "both"
-    projections: Literal["shared", "separate"] = "shared"  # K and Q: those of the layer's content, or their own
-    norm: Annotated[NoNorm | LayerNorm, *BY_KIND] = LayerNorm(eps=1e-7)  # norm of the vectors
-    dropout: Probability = 0.0  # on the vectors, in each layer
-
-    @property
-    def divisor(self) -> float:
-        """Factor of the variance of a score, by which its scale is divided: the root of the number of its terms."""
-        return math.sqrt(3 if self.terms == "both" else 2)
-
-    def faults(self, key_width: int) -> Iterator[Fault]:
-        if self.max_distance is not None and self.max_distance <= (least := self.buckets // 2 + 1):
-            yield Fault("max_distance", f"= {self.max_distance}: must be more than buckets / 2 + 1 = {least}, or none")
-
-    def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
-        norm = self.norm
-        gain = {} if isinstance(norm, NoNorm) else {"norm_weight": (width,)}
-        shift = {"norm_bias": (width,)} if isinstance(norm, LayerNorm) and norm.bias else {}
-        return {"relative": (2 * self.buckets, width), **gain, **shift}
-
-    def fill(self, name: str, table: "Tensor", std: float) -> None:
-        if name == "relative":
-            table.normal_(std=std)
-        else:
-            table.fill_(1.0 if name == "norm_weight" else 0.0)
-
-    def bucket(self, distance: "Tensor") -> "Tensor":
-        """The bucket of each distance q - k, below 0 for later keys."""
-        import torch
-
-        if self.max_distance is None:
-            return distance
-        exact = self.buckets // 2
-        # in fp32 and in this order, as published: a bucket ends where the rounded quotient does
-        growth = torch.log(distance.abs().clamp(min=exact) / exact)
-        limit = torch.log(torch.tensor((self.max_distance - 1) / exact, device=distance.device))
-        far = torch.ceil(growth / limit * (exact - 1)) + exact
-        return torch.where(distance.abs() <= exact, distance, (far * distance.sign()).long())
-
-    def relative(self, q: "Tensor", k: "Tensor", tables: Tables) -> Relative:
-        from torch.nn.functional import layer_norm
-
-        vectors = tables["relative"]
-        if isinstance(self.norm, LayerNorm):
-            shape = vectors.shape[-1:]
-            vectors = layer_norm(vectors, shape, tables["norm_weight"], tables.get("norm_bias"), self.norm.eps)
-        rows = self.bucket(q[:, :, None] - k[:, None, :]) + self.buckets
-        return Relative(vectors, rows.clamp(0, 2 * self.buckets - 1))
-
-
-Position = Annotated[NoPosition | Sinusoidal | Learned | Rotary | AxialRotary | Alibi | T5Bias | Disentangled, *BY_KIND]
 
 
 def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":

@@ -31,10 +31,11 @@ def nested_specs(cls: type[Spec]) -> dict[str, type[Spec]]:
 
     def visit(kind: Any) -> None:
         if isinstance(kind, type) and issubclass(kind, Spec):
-            if kind.__name__ not in found:
-                found[kind.__name__] = kind
-                for field in kind.model_fields.values():
-                    visit(field.annotation)
+            for choice in kind.choices():
+                if choice.__name__ not in found:
+                    found[choice.__name__] = choice
+                    for field in choice.model_fields.values():
+                        visit(field.annotation)
         elif get_origin(kind) is not Literal:
             for part in get_args(kind):
                 visit(part)

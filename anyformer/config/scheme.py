@@ -1,13 +1,15 @@
 """Base of position schemes: the points of a model at which a scheme acts, and the hooks of each. Imports no torch."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from anyformer.config.spec import Fault, Spec
+from anyformer.config.cost import Cost, Matrix
+from anyformer.config.part import Part
+from anyformer.config.spec import Fault
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Tables = Mapping[str, "Tensor"]
 
@@ -27,22 +29,38 @@ class Relative(NamedTuple):
     rows: "Tensor"  # int [b or 1, t, s]: which of the vectors
 
 
-class Scheme(Spec):
-    """Base of position schemes: hooks that change nothing."""
+class Heads(Protocol):
+    """What a scheme may ask of the attention layer that it acts in."""
 
-    kind: str
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    @property
+    def bias(self) -> bool: ...
+
+    def widths(self, width: int) -> tuple[int, int]: ...
+
+    def input_matrices(self, d: int) -> Iterator[Matrix]: ...
+
+
+class Position(Part):
+    """Base of position schemes: hooks that change nothing."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
         within = any(
-            getattr(cls, hook) is not getattr(Scheme, hook) for hook in ("prepare", "score", "bias", "relative")
+            getattr(cls, hook) is not getattr(Position, hook) for hook in ("prepare", "score", "bias", "relative")
         )
         assert not (cls.embeds() and within), f"{cls.__name__} must act on embeddings or inside attention, not on both"
 
     @classmethod
     def embeds(cls) -> bool:
         """Return whether the scheme acts on the embeddings, rather than inside attention."""
-        return cls.embed is not Scheme.embed
+        return cls.embed is not Position.embed
 
     @classmethod
     def reads_coordinates(cls) -> bool:
@@ -52,7 +70,7 @@ class Scheme(Spec):
     @classmethod
     def reads_content(cls) -> bool:
         """Return whether scores depend on distance and content together: no bias is the same for all texts."""
-        return cls.relative is not Scheme.relative
+        return cls.relative is not Position.relative
 
     @property
     def limit(self) -> int | None:
@@ -63,6 +81,18 @@ class Scheme(Spec):
     def per_layer(self) -> bool:
         """True if every layer has its own tables, rather than one set for the stack."""
         return False
+
+    def attention(self) -> "Callable[..., nn.Module] | None":
+        """Return the class of attention layers with this scheme; None: the usual one."""
+        return None
+
+    def matrices(self, attention: Heads, width: int) -> Iterator[Matrix]:
+        """Yield the linear layers that the scheme adds to an attention layer."""
+        yield from ()
+
+    def cost(self, attention: Heads, width: int, b: int, t: int) -> Cost:
+        """Return what the scheme adds to the cost of an attention layer, for t tokens in each of b rows."""
+        return Cost()
 
     def faults(self, key_width: int) -> Iterator[Fault]:
         """Yield what makes this scheme unfit for a model with heads of this width."""

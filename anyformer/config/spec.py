@@ -7,7 +7,7 @@ import difflib
 import itertools
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -76,6 +76,8 @@ class _Meta(type(BaseModel)):  # type: ignore[misc]
         try:
             return super().__call__(*args, **fields)
         except ValidationError as error:
+            if finds_more(error):
+                return cls(*args, **fields)
             raise ConfigError(explain(error, cls)) from None
 
 
@@ -87,6 +89,21 @@ class Spec(BaseModel, metaclass=_Meta):
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """Return a copy with some fields changed, validated like any other spec."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **(update or {})})
+
+    @classmethod
+    def choices(cls) -> "list[type[Spec]]":
+        """Return the specs that a field of this type takes: itself, or of a family all its parts (`part.py`)."""
+        return [cls]
+
+
+# Called where a kind is unknown: each brings in parts from elsewhere, and returns whether there are new ones.
+FINDERS: list[Callable[[], bool]] = []
+
+
+def finds_more(error: ValidationError) -> bool:
+    """Return whether an unknown kind was named, and there are now parts that were not known before."""
+    unknown = any(item["type"] == "union_tag_invalid" for item in error.errors(include_url=False, include_input=False))
+    return unknown and any(find() for find in FINDERS)
 
 
 def by_kind(default: str | None = None) -> tuple[Any, ...]:
@@ -207,6 +224,8 @@ def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
                 message = f"unknown key; {did_you_mean(key, fields(place.parent))}"
         case "missing":
             message = "is required"
+        case "union_tag_invalid" if isinstance(value, Spec):
+            message = f"its kind '{ctx['tag']}' is not registered: call anyformer.register({type(value).__name__})"
         case "union_tag_invalid":
             tags = [tag.strip(" '") for tag in ctx["expected_tags"].split(",")]
             message = f"unknown kind; {did_you_mean(str(ctx['tag']), tags)}"
@@ -269,12 +288,14 @@ def fields(spec: Any) -> dict[str, FieldInfo]:
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """Return the members of a union, with `Annotated` unwrapped and without None."""
+    """Return the members of a union or family, with `Annotated` unwrapped and without None."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return alternatives(args[0])
     if origin in (typing.Union, types.UnionType):
         return [member for part in args for member in alternatives(part)]
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return list(annotation.choices())
     return [] if annotation is types.NoneType else [annotation]
 
 

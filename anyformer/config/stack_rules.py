@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from anyformer.config.attention import Attention, Latent
 from anyformer.config.block import Side, Stack
-from anyformer.config.mixer import Attention, Latent, NoMixer, Recurrent
+from anyformer.config.mixer import NoMixer
 from anyformer.config.spec import Fault
-from anyformer.config.state_mixer import StateMixer
 
 
 def stack_faults(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
@@ -30,7 +30,7 @@ def _memory(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
         yield Fault(
             "memory", f"{what} positions go on from segment to segment, and there are {ends[0][0]} {ends[0][1]}"
         )
-    elif any(isinstance(mixer, Recurrent | StateMixer) for mixer in mixers):
+    elif any(mixer.has_state for mixer in mixers):
         yield Fault("memory", f"{what} it keeps tokens for attention, and a recurrent layer has a state; leave one out")
     elif all(isinstance(mixer, NoMixer) for mixer in mixers):
         yield Fault("memory", f"{what} no layer reads other tokens")

@@ -4,16 +4,21 @@ A token changes the state and reads it: cost and memory per token do not depend 
 from left to right, in an encoder too.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
-
+from anyformer.config.attention import Heads
+from anyformer.config.cost import Cost, Matrix, StateSizes, linear_costs
+from anyformer.config.families import Mixer, Side, must_divide
 from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Positive, Size, Spec
 
-MAX_HEADS = 65_536
-Heads = Annotated[int, Field(strict=True, ge=1, le=MAX_HEADS)]
+if TYPE_CHECKING:
+    from torch import nn
+
+CHUNK = 128  # tokens: the larger of those of `kernels/chunked_recurrence.py`
+SUM_COLUMNS = 8  # of v: one of ones, whose output is the sum of weights, and zeros, since tensor cores read 8 at a time
 
 
 class NoDecay(Spec):
@@ -33,12 +38,43 @@ class ChannelDecay(Spec):
 Decay = Annotated[NoDecay | ChannelDecay, *BY_KIND]
 
 
-class StateMixer(Spec):
-    """A mixer with a matrix state for each head."""
+class StateMixer(Mixer):
+    """A mixer with a matrix state for each head.
 
-    def faults(self, width: int) -> Iterator[Fault]:
-        """Yield the faults of its sizes in a model of this width."""
-        raise NotImplementedError
+    FLOPs are those of the recurrence by its definition, 2·k·v for each matmul of a token with a state: one writes and
+    one reads, and the delta rule reads once more before. The chunked form, which trains, computes more, by a factor
+    that does not depend on the length.
+    """
+
+    has_state: ClassVar[bool] = True
+    matmuls: ClassVar[int] = 2  # of a token with a state
+    shift: ClassVar[bool] = False  # the convolution has biases
+
+    if TYPE_CHECKING:  # a field of each, in its own order
+
+        @property
+        def heads(self) -> int: ...
+
+    def describe(self, across: bool = False) -> str:
+        return f"{self.part}, {self.heads} heads"
+
+    @abstractmethod
+    def stores(self, width: int) -> StateSizes:
+        """Return the state of each row, and the inputs of its convolution."""
+
+    @abstractmethod
+    def other_cost(self, width: int, b: int, t: int) -> Cost:
+        """Return what is neither in linear layers nor in the state or its convolution."""
+
+    def cost(self, width: int, b: int, t: int, side: Side) -> Cost:
+        h, k, v, channels, tail, _ = self.stores(width)
+        chunks = -(-t // CHUNK)
+        cost = linear_costs(self.matrices(width), b * t) + self.other_cost(width, b, t)
+        # outputs, and the state before each chunk
+        cost += Cost(flops=2 * self.matmuls * b * t * h * k * v, saved=b * h * v * (t + chunks * k))
+        if channels:  # elementwise, no FLOPs by the rule; saved are its input, and that of SiLU
+            cost += Cost(channels * (tail + 1 + self.shift), saved=2 * b * t * channels)
+        return cost + (Cost(cached=b * tail * channels, states=b * h * k * v) if side == "decoder" else Cost())
 
 
 class LinearAttention(StateMixer):
@@ -64,9 +100,36 @@ class LinearAttention(StateMixer):
         key = self.key_width or width // self.heads
         return key, self.value_width or key
 
-    def faults(self, width: int) -> Iterator[Fault]:
+    @property
+    def part(self) -> str:
+        return "linear attention"
+
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
+
+        return LinearAttentionMixer(self, width)
+
+    def stores(self, width: int) -> StateSizes:
+        h, (k, k_v), conv = self.heads, self.widths(width), self.convolution
+        channels, tail = (h * (2 * k + k_v), conv - 1) if conv else (0, 0)
+        return StateSizes(h, k, k_v + SUM_COLUMNS * (self.normalizer == "sum"), channels, tail)
+
+    def matrices(self, width: int) -> Iterator[Matrix]:
+        h, (k, k_v) = self.heads, self.widths(width)
+        yield Matrix("qkv", width, h * (2 * k + k_v * (1 + self.gate)))
+        if isinstance(self.decay, ChannelDecay):
+            yield Matrix("decay_down", width, self.decay.rank)
+            yield Matrix("decay_up", self.decay.rank, h * k, bias=True)
+        yield Matrix("out", h * k_v, width)
+
+    def other_cost(self, width: int, b: int, t: int) -> Cost:
+        h, (k, k_v), rows, columns = self.heads, self.widths(width), b * t, self.stores(width).value_width
+        cost = Cost(saved=rows * h * (2 * k + columns + 2 * k_v * self.gate + k_v)) + self.norm.cost(k_v, rows * h)
+        return cost + Cost(saved=rows * (self.decay.rank + h * k)) if isinstance(self.decay, ChannelDecay) else cost
+
+    def faults(self, width: int, side: Side, has_encoder: bool) -> Iterator[Fault]:
         if not self.key_width and width % self.heads:
-            yield Fault("heads", f"= {self.heads}: must divide width = {width}, or give key_width")
+            yield must_divide("heads", self.heads, width, "key_width")
         if self.normalizer == "sum" and self.features == "none":
             what = "weights of any sign may add up to 0; use normalizer = 'none', or features = 'elu'"
             yield Fault("normalizer", f"= 'sum': {what}")
@@ -86,6 +149,7 @@ class GatedDelta(StateMixer):
     value_width: Size | None = None  # width of a head's values; None: key_width
     convolution: Size = 4  # tokens of the short causal convolution of q, k and v; 1: none before the token itself
     norm: TokenNorm = RMSNorm()  # of each head's output
+    matmuls: ClassVar[int] = 3
 
     @property
     def groups(self) -> int:
@@ -97,9 +161,33 @@ class GatedDelta(StateMixer):
         key = self.key_width or width // self.heads
         return key, self.value_width or key
 
-    def faults(self, width: int) -> Iterator[Fault]:
+    @property
+    def part(self) -> str:
+        return "gated delta rule"
+
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
+
+        return GatedDeltaMixer(self, width)
+
+    def stores(self, width: int) -> StateSizes:
+        h, (k, k_v) = self.heads, self.widths(width)
+        return StateSizes(h, k, k_v, 2 * self.groups * k + h * k_v, self.convolution - 1)
+
+    def matrices(self, width: int) -> Iterator[Matrix]:
+        h, (k, k_v) = self.heads, self.widths(width)
+        yield Matrix("qkvz", width, 2 * (self.groups * k + h * k_v))
+        yield Matrix("rates", width, 2 * h)
+        yield Matrix("out", h * k_v, width)
+
+    def other_cost(self, width: int, b: int, t: int) -> Cost:
+        h, (_, k_v), rows, channels = self.heads, self.widths(width), b * t, self.stores(width).channels
+        saved = rows * (2 * h + channels + 3 * h * k_v)
+        return Cost(2 * h, saved=saved) + self.norm.cost(k_v, rows * h)
+
+    def faults(self, width: int, side: Side, has_encoder: bool) -> Iterator[Fault]:
         if not self.key_width and width % self.heads:
-            yield Fault("heads", f"= {self.heads}: must divide width = {width}, or give key_width")
+            yield must_divide("heads", self.heads, width, "key_width")
         if self.heads % self.groups:
             yield Fault("key_heads", f"= {self.key_heads}: must divide heads = {self.heads}")
 
@@ -118,13 +206,36 @@ class Mamba2(StateMixer):
     groups: Heads = 1  # number of B and C; each serves heads / groups heads
     convolution: Size = 4  # tokens of the short causal convolution of x, B and C; 1: none before the token itself
     norm: TokenNorm = RMSNorm()  # of all heads together, after the gate
+    shift: ClassVar[bool] = True
+
+    @property
+    def part(self) -> str:
+        return "Mamba-2"
 
     def inner_width(self, width: int) -> int:
         """Width of all heads together, given or derived."""
         return self.heads * (self.head_width or 2 * width // self.heads)
 
-    def faults(self, width: int) -> Iterator[Fault]:
+    def build(self, width: int) -> "nn.Module":
+        from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
+
+        return Mamba2Mixer(self, width)
+
+    def stores(self, width: int) -> StateSizes:
+        h, n, inner = self.heads, self.state, self.inner_width(width)
+        return StateSizes(h, n, inner // h, inner + 2 * self.groups * n, self.convolution - 1)
+
+    def matrices(self, width: int) -> Iterator[Matrix]:
+        inner = self.inner_width(width)
+        yield Matrix("inputs", width, 2 * (inner + self.groups * self.state) + self.heads)
+        yield Matrix("out", inner, width)
+
+    def other_cost(self, width: int, b: int, t: int) -> Cost:
+        h, inner, rows, channels = self.heads, self.inner_width(width), b * t, self.stores(width).channels
+        return Cost(3 * h, saved=rows * (2 * h + channels + 3 * inner)) + self.norm.cost(inner, rows)
+
+    def faults(self, width: int, side: Side, has_encoder: bool) -> Iterator[Fault]:
         if not self.head_width and 2 * width % self.heads:
-            yield Fault("heads", f"= {self.heads}: must divide 2 · width = {2 * width}, or give head_width")
+            yield must_divide("heads", self.heads, width, "head_width", times=2)
         if self.heads % self.groups:
             yield Fault("groups", f"= {self.groups}: must divide heads = {self.heads}")

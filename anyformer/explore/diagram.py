@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any
 
 from anyformer.cache.kv_cache import Cache
 from anyformer.cache.states import StateCache
@@ -10,24 +10,13 @@ from anyformer.config import (
     Attention,
     Block,
     ConfigError,
-    Convolution,
-    Experts,
     Fault,
-    FullyConnected,
-    Gated,
-    GatedDelta,
-    Latent,
-    LinearAttention,
-    Mamba2,
     Mixer,
     ModelConfig,
     NoFeedForward,
     NoMixer,
     NoNorm,
     Parallel,
-    Plain,
-    PositionMixing,
-    Recurrent,
     Side,
     Spec,
     Stack,
@@ -35,11 +24,10 @@ from anyformer.config import (
     pattern_across,
     pattern_of,
     position_of,
-    with_position,
 )
+from anyformer.config.cost import Cost
 from anyformer.config.feedforward import FeedForward
 from anyformer.explore.trace import Trace
-from anyformer.inspection.cost import Cost
 from anyformer.inspection.cost_rules import adapter_cost, block_costs
 from anyformer.inspection.count import Table, count
 
@@ -151,10 +139,8 @@ def _block(
     config: ModelConfig, side: Side, stack: Stack, spec: Block, t: int, s: int, at: str, weights: bool
 ) -> dict[str, Any]:
     """Return one layer; without `weights` it shares those of an earlier layer, and its parameters count as 0."""
-    placed = with_position(spec, stack)
-    costs = {
-        part: _costs(cost, weights) for part, cost in block_costs(placed, config.width, 1, t, s, side == "decoder")
-    }
+    placed = spec.on(side, stack.position)
+    costs = {part: _costs(cost, weights) for part, cost in block_costs(placed, config.width, 1, t, s, side)}
     norms = costs.pop("norms")
     sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
     if not isinstance(spec.mixer, NoMixer):
@@ -177,7 +163,7 @@ def _block(
         adapters = adapter_cost(config.adapter, at, spec, config.width, t, s)
     return {
         "sublayers": [
-            {"name": name, "norms": norm_kinds, "residual": spec.residual, "inner": describe(inner, name)}
+            {"name": name, "norms": norm_kinds, "residual": spec.residual, "inner": _described(inner, name)}
             | {"details": settings, **costs[part]}
             for name, inner, part, settings in sublayers
         ],
@@ -216,40 +202,8 @@ def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:
     return {"parameters": cost.parameters if weights else 0, "flops": cost.flops}
 
 
-def describe(part: Mixer | FeedForward, name: str = "mixer") -> str:
-    """Return a short description of a part."""
-    match part:
-        case Attention(heads=heads, groups=groups):
-            attention = "cross-attention" if name == "cross" else "self-attention"
-            if isinstance(part.compress, Latent):
-                return f"latent {attention}, {heads} heads"
-            if groups < heads:
-                return f"{'multi' if groups == 1 else 'grouped'}-query {attention}, {heads} heads"
-            return f"multi-head {attention}, {heads} heads"
-        case LinearAttention(heads=heads):
-            return f"linear attention, {heads} heads"
-        case GatedDelta(heads=heads):
-            return f"gated delta rule, {heads} heads"
-        case Mamba2(heads=heads):
-            return f"Mamba-2, {heads} heads"
-        case Recurrent(cell=cell):
-            return cell.upper()
-        case Convolution(width=width):
-            return f"convolution over {width} tokens"
-        case FullyConnected():
-            return "one matrix over all positions"
-        case PositionMixing():
-            return "mixing of positions"
-        case Plain():
-            return "feed-forward"
-        case Gated():
-            return "gated feed-forward"
-        case Experts(count=n, top_k=k):
-            return f"{n} experts, {k} for each token"
-        case NoMixer() | NoFeedForward():
-            return "nothing"
-        case _:
-            assert_never(part)
+def _described(part: Mixer | FeedForward, name: str) -> str:
+    return part.describe(across=name == "cross") if isinstance(part, Mixer) else part.describe()
 
 
 def details(spec: Spec) -> dict[str, Any]:

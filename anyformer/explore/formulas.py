@@ -9,26 +9,21 @@ from torch import Tensor, nn
 from anyformer.config import (
     LM,
     Activation,
-    Convolution,
     Embedder,
     Experts,
     FeedForward,
-    FullyConnected,
+    Gated,
     Gelu,
     Head,
     Identity,
     LeakyRelu,
     Mixer,
     Network,
-    NoFeedForward,
     NoHead,
     Plain,
-    PositionMixing,
-    Recurrent,
     Side,
     SquaredRelu,
     Transform,
-    causal_of,
 )
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
@@ -182,14 +177,7 @@ def softmax_formula(attention: MultiHeadAttention, head: int) -> list[str]:
 
 def mix_formula(spec: Mixer, side: Side) -> list[str]:
     """Return which tokens a mixer other than attention reads: those up to its own, or all n."""
-    match spec:
-        case Convolution() | FullyConnected() | PositionMixing():
-            causal = causal_of(spec, side)
-        case Recurrent():
-            causal = not spec.both_ways
-        case _:
-            causal = True  # a state, from left to right
-    return [f"y_t = mix(x_1, …, x_{'t' if causal else 'n'})"]
+    return [f"y_t = mix(x_1, …, x_{'t' if spec.reads_back(side) else 'n'})"]
 
 
 def out_formula(attention: MultiHeadAttention, norm: nn.Module) -> list[str]:
@@ -254,7 +242,7 @@ def _network(spec: Network, index: str = "", h: str | None = None) -> tuple[str,
     def of(name: str, x: str) -> str:
         return linear(x, f"W_{{{name}{index}}}", f"b_{{{name}{index}}}" if spec.bias else "")
 
-    if isinstance(spec, Plain):
+    if not isinstance(spec, Gated):
         hidden = activated(spec.activation, of("up", "x"))
         return hidden, of("down", h or hidden)
     gate, up = of("gate", "x"), of("up", "x")
@@ -269,7 +257,8 @@ def _network(spec: Network, index: str = "", h: str | None = None) -> tuple[str,
 
 def feedforward_formula(spec: FeedForward, norm: nn.Module) -> list[str]:
     """Return the formulas of a feed-forward: hidden values h and output y, or those of each expert."""
-    assert not isinstance(spec, NoFeedForward)
+    if not isinstance(spec, Plain | Gated | Experts):
+        return [f"y = {f'N({spec.kind}(x))' if is_norm(norm) else f'{spec.kind}(x)'}"]
     if not isinstance(spec, Experts):
         hidden, y = _network(spec, "", "h")
         return [f"h = {hidden}", f"y = {f'N({y})' if is_norm(norm) else y}"]

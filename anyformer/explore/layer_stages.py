@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.layout import make_layout
-from anyformer.config import Experts, Gated
-from anyformer.explore.diagram import describe
+from anyformer.config import Experts, Network
 from anyformer.explore.formulas import (
     add_formula,
     feedforward_formula,
@@ -164,7 +163,12 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
 def _mix(place: Place) -> dict[str, Any]:
     spec, step = place.spec.mixer, place.mixer
     formula = mix_formula(spec, place.side)
-    return {"formula": formula, "what": describe(spec), "read": rounded(step.read[0]), "result": rounded(step.added[0])}
+    return {
+        "formula": formula,
+        "what": spec.describe(),
+        "read": rounded(step.read[0]),
+        "result": rounded(step.added[0]),
+    }
 
 
 def _add_after(place: Place, step: Step) -> dict[str, Any]:
@@ -195,6 +199,7 @@ def _feedforward(place: Place) -> dict[str, Any]:
     layout = make_layout(1, 1, step.read.device)
     inner = step.sublayer.inner(step.read[None], Context(layout, layout, taps=Tap(record)))[0, 0]
     spec = place.spec.feedforward
+    network = spec.expert if isinstance(spec, Experts) else spec
     found: dict[str, Any] = {"hidden": None, "router": None}
     if "hidden" in seen:
         hidden = seen["hidden"][0, 0].double()
@@ -206,9 +211,9 @@ def _feedforward(place: Place) -> dict[str, Any]:
         found["router"] = [[i, float(weights[i])] for i in weights.nonzero()[:, 0].tolist()]
     norm = step.sublayer.norm_branch
     return found | {
-        "gated": isinstance(spec.expert if isinstance(spec, Experts) else spec, Gated),
+        "gated": isinstance(network, Network) and network.gates > 0,
         "formula": feedforward_formula(spec, norm),
-        "what": describe(spec, "feedforward"),
+        "what": spec.describe(),
         "read": rounded(step.read[0]),
         "normed": kind_of(step.sublayer.norm_in),
         "norm": kind_of(norm),

@@ -27,11 +27,10 @@ from anyformer.config import (
     Experts,
     MaskedLM,
     ModelConfig,
-    NoFeedForward,
+    Network,
     Special,
     Stack,
     Tokens,
-    hidden_width,
 )
 from anyformer.config.feedforward import FeedForward
 from anyformer.forecast.work import FP32, Rows
@@ -113,11 +112,9 @@ def _stack_part(stack: Stack, d: int, n: int) -> Stack:
 
 
 def _feedforward_part(spec: FeedForward, d: int, n: int) -> FeedForward:
-    if isinstance(spec, NoFeedForward):
-        return spec
     if isinstance(spec, Experts):
         return spec.model_copy(update={"expert": _feedforward_part(spec.expert, d, n)})
-    return spec.model_copy(update={"width": hidden_width(spec, d) // n})
+    return spec.model_copy(update={"width": spec.hidden(d) // n}) if isinstance(spec, Network) else spec
 
 
 def _blocks(config: ModelConfig) -> Iterator[Block]:
@@ -143,7 +140,7 @@ def part_weights(config: ModelConfig, n: int) -> Weights:
     table, layers, sizes, number = count(part), 0, list[int](), 0
     for side, stack in part.stacks.items():
         for group in stack.distinct():
-            costs = block_costs(group.block, part.width, 1, 1, 1, side == "decoder")
+            costs = block_costs(group.block, part.width, 1, 1, 1, side)
             sizes.append(sum(cost.parameters for _, cost in costs))
             layers, number = layers + sizes[-1] * group.own, number + group.times
     return Weights(table.parameters, table.trained, layers, max(sizes), number)

@@ -25,24 +25,22 @@ from anyformer.config import (
     Causal,
     Disentangled,
     Experts,
-    Gated,
     MaskedLM,
     ModelConfig,
-    NoFeedForward,
+    Network,
     Rotary,
     Side,
     Stack,
     T5Bias,
     Tokens,
-    hidden_width,
+    pairs,
     pattern_across,
     pattern_of,
     position_of,
-    with_position,
 )
 from anyformer.config.adapter import matrices
 from anyformer.gpu_table import GPU
-from anyformer.inspection.cost_rules import block_costs, head_cost, pairs, pooled
+from anyformer.inspection.cost_rules import block_costs, head_cost, pooled
 from anyformer.inspection.count import count
 from anyformer.inspection.memory import MASKED_SHARE
 
@@ -146,9 +144,7 @@ class _Layer(NamedTuple):
     def forward(self, passes: float) -> Work:
         d, size, rows = self.config.width, self.size, self.tokens
         costs = dict(
-            block_costs(
-                with_position(self.block, self.stack), d, self.rows.batch, self.t, self.s, self.side == "decoder"
-            )
+            block_costs(self.block.on(self.side, self.stack.position), d, self.rows.batch, self.t, self.s, self.side)
         )
         branches = len(costs) - 1  # all but the norms
         attention, biased, counted = self._attention()
@@ -203,23 +199,21 @@ class _Layer(NamedTuple):
         """Return the bytes of inputs, weights and outputs of the linear layers."""
         total, d, rows = 0.0, self.config.width, self.tokens
         source_rows = self.rows.batch * self.s / self.rows.context
-        for _, inputs, outputs, across, fixed in matrices(self.block, d, self.stack.position):
+        for _, inputs, outputs, across, fixed, _ in matrices(self.block, d, self.stack.position):
             total += (fixed or (source_rows if across else rows)) * (inputs + outputs) + inputs * outputs
         if isinstance(experts := self.block.feedforward, Experts):
             inner, gates = self._hidden()
             total += rows * (2 * d * experts.top_k + inner * (2 + gates))
-            total += experts.count * d * hidden_width(experts.expert, d) * (2 + gates)
+            total += experts.count * d * experts.expert.hidden(d) * (2 + gates)
         return total * self.size
 
     def _hidden(self) -> tuple[int, int]:
         """Return the hidden values of the feed-forward for each token, and 1 if it has a gate."""
         spec = self.block.feedforward
-        if isinstance(spec, NoFeedForward):
-            return 0, 0
         if isinstance(spec, Experts):
-            inner = hidden_width(spec.expert, self.config.width) * (spec.top_k + spec.shared)
-            return inner, int(isinstance(spec.expert, Gated))
-        return hidden_width(spec, self.config.width), int(isinstance(spec, Gated))
+            inner = spec.expert.hidden(self.config.width) * (spec.top_k + spec.shared)
+            return inner, spec.expert.gates
+        return (spec.hidden(self.config.width), spec.gates) if isinstance(spec, Network) else (0, 0)
 
     def _rotated(self) -> float:
         """Return the bytes of rotating queries and keys."""

@@ -8,10 +8,8 @@ attention_maps   Attention weights of all layers and heads
 attribution      Gradient × input and integrated gradients: the contribution of each input token to an output
 cache_growth     Bytes of the KV cache after each decoded token
 capacity         Refuse models that do not fit into memory, before allocating them
-cost             The cost of a part, of a linear layer and of a norm
 cost_rules       Parameters, FLOPs, activations and cache of each part of a model
 count            Parameters, FLOPs, activations and cache of a model, from its config alone
-distance_cost    Cost of scores between content and distance
 frozen           Norms and output heads as linear maps, frozen at the values of one forward pass
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
 logit_lens       The logit lens: output of the head after each layer
@@ -25,7 +23,6 @@ position_curves  Effect of positions on attention scores, by distance
 residual_stream  The residual stream inside a layer, rebuilt from recorded activations
 scalar_outputs   Scalar functions of a model's output: a logit, a log-probability, a loss
 score_terms      Split attention scores into content and position terms
-state_costs      Cost of mixers with a matrix state
 sublayers        Look up the attention layers of a model by name
 taps             Record activations by name, and the list of these names
 terminal_maps    Attention maps in the terminal

@@ -22,8 +22,8 @@ from math import inf
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
+from anyformer.config.cost import Cost
 from anyformer.config.model import learning, tower_config
-from anyformer.inspection.cost import Cost
 from anyformer.inspection.cost_rules import ADAPTERS, head_cost, side_costs
 
 COLUMNS = ("parameters", "flops", "activation_bytes", "cache_bytes")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from anyformer.config import ConvStem, ImageSegment, LearnedGrid, Media, NoStem, Spectrogram
-from anyformer.inspection.cost import Cost, linear
+from anyformer.config.cost import Cost, linear
 
 
 def media_cost(media: Media | None, d: int, b: int) -> Cost:

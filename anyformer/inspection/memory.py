@@ -28,23 +28,18 @@ from anyformer.config import (
     LM,
     Attention,
     Block,
-    DynamicTanh,
     Experts,
     Full,
-    Gated,
-    LayerNorm,
     MaskedLM,
     ModelConfig,
-    NoFeedForward,
+    Network,
     NoNorm,
     Norm,
     Relu,
-    RMSNorm,
     Rotary,
     Side,
     Stack,
     Tokens,
-    hidden_width,
     pattern_of,
     position_of,
 )
@@ -195,7 +190,7 @@ class _SideMemory(NamedTuple):
         d, layers, inputs = config.width, list[tuple[int, int]](), 0
         for group in stack.distinct():
             tokens = pooled(t, stack, group.level)
-            layers.append((_block(group.block, stack, d, b, tokens, s, side == "decoder", mode), group.times))
+            layers.append((_block(group.block, stack, d, b, tokens, s, side, mode), group.times))
             inputs += b * tokens * d * FP32 * group.times
         read = config.source if side == "encoder" else config.target
         assert read is not None
@@ -203,22 +198,23 @@ class _SideMemory(NamedTuple):
         names = f"{'source' if side == 'encoder' else 'target'} embeddings", f"{side} final norm"
         for part, _, cost in side_costs(config, side, stack, b, t, s):
             if part in names:  # nearly all of this is in norms
-                outside += cost.saved * _norm_input_bytes(stack.final_norm, mode) * _norm_saves(stack.final_norm, mode)
+                norm = stack.final_norm
+                outside += cost.saved * _norm_input_bytes(norm, mode) * norm.saves(mode.compiled)
             elif part == "encoder output":
                 outside += cost.saved * mode.size
         return cls(tuple(layers), inputs, outside)
 
 
-def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: bool, mode: _Mode) -> int:
+def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, side: Side, mode: _Mode) -> int:
     """Return the bytes that one layer saves for the backward pass."""
     rows, size = b * t, mode.size
-    costs = dict(block_costs(block, d, b, t, s, caching))
+    costs = dict(block_costs(block, d, b, t, s, side))
     norms = costs.pop("norms").saved
     branches = len(costs)
     saved = size * sum(cost.saved for cost in costs.values())
     stream = {"pre": 1.0, "post": 1.0, "branch": 0.0, "sandwich": 0.5}[block.placement]  # norms that read it
     saved += int(norms * (size + stream * (_norm_input_bytes(block.norm, mode) - size)))
-    saved += norms * FP32 * (_norm_saves(block.norm, mode) - 1)
+    saved += norms * FP32 * (block.norm.saves(mode.compiled) - 1)
     saved += rows * d * mode.dropout * branches * (block.dropout > 0)
     for a, keys in ((block.mixer, t), (block.cross, s)):
         if isinstance(a, Attention):
@@ -227,10 +223,10 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
             if rotated and isinstance(a.qk_norm, NoNorm):
                 saved += size * b * (t * a.heads + keys * a.groups) * a.widths(d)[0]
     spec = block.feedforward
-    if not isinstance(spec, (Experts, NoFeedForward)):
-        f = rows * hidden_width(spec, d)
+    if isinstance(spec, Network):
+        f = rows * spec.hidden(d)
         saved += f * mode.dropout * (spec.dropout > 0)
-        if mode.compiled and isinstance(spec, Gated):
+        if mode.compiled and spec.gates:
             saved -= f * size  # the activated gate is recomputed
         elif mode.compiled and isinstance(spec.activation, Relu) and (size == FP32 or not spec.bias or spec.dropout):
             saved += f * MASK  # where the input was positive, unless the saved output shows it
@@ -239,19 +235,14 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, caching: 
 
 def _norm_input_bytes(norm: Norm, mode: _Mode) -> int:
     """Return the bytes per value in which a norm saves the residual stream."""
-    return mode.size if mode.compiled and isinstance(norm, (LayerNorm, RMSNorm)) else FP32
-
-
-def _norm_saves(norm: Norm, mode: _Mode) -> int:
-    """Return how many tensors of its input's size a norm saves: if eager, some also save the normalised input."""
-    return 2 if isinstance(norm, (RMSNorm, DynamicTanh)) and not mode.compiled else 1
+    return mode.size if mode.compiled and norm.narrows else FP32
 
 
 def _layer_gradients(block: Block, d: int, b: int, t: int, mode: _Mode) -> int:
     """Return the bytes of gradients that exist at once in the backward pass of one layer."""
     spec, rows = block.feedforward, b * t
     one = spec.expert if isinstance(spec, Experts) else spec
-    f = 0 if isinstance(one, NoFeedForward) else hidden_width(one, d) * (1 + isinstance(one, Gated))
+    f = one.hidden(d) * (1 + one.gates) if isinstance(one, Network) else 0
     f *= spec.top_k if isinstance(spec, Experts) else 1
     return rows * (2 * max(f, 4 * d) * mode.size + 2 * d * FP32)
 

@@ -12,7 +12,7 @@ With an adapter only its weights, which are no hidden matrices, are trained, and
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
-from anyformer.config import Experts, Gated, ModelConfig, Tokens, hidden_width
+from anyformer.config import Experts, ModelConfig, Tokens
 from anyformer.config.adapter import every_matrix
 from anyformer.config.model import tower_config
 from anyformer.inspection.count import count
@@ -41,9 +41,9 @@ def hidden_matrices(config: ModelConfig) -> Iterator[HiddenMatrix]:
     for stack in config.stacks.values():
         for group in stack.distinct():
             if isinstance(spec := group.block.feedforward, Experts):
-                f = hidden_width(spec.expert, d)
+                f = spec.expert.hidden(d)
                 for _ in range(group.own):
-                    yield HiddenMatrix(spec.count, f * (1 + isinstance(spec.expert, Gated)), d)
+                    yield HiddenMatrix(spec.count, f * (1 + spec.expert.gates), d)
                     yield HiddenMatrix(spec.count, d, f)
     if (tower := tower_config(config)) is not None:
         yield from hidden_matrices(tower)

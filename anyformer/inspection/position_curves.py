@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyformer.attention.choose import biases
 from anyformer.attention.position_module import Positions
-from anyformer.config import Scheme, Side
+from anyformer.config import Position, Side
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.nn.model import Transformer
 
@@ -45,7 +45,7 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
             bias = positions.bias(distances[None], start, causal=not ahead)  # [1, h, n, 1]
             assert bias is not None
             curves[name] = Curve("bias", distances, bias[0, :, :, 0])
-        elif type(positions.scheme).rotate is not Scheme.rotate:
+        elif type(positions.scheme).rotate is not Position.rotate:
             q, k = (_rotated_ones(positions, at, plan.rotary_width) for at in (distances[None], start))
             curve = (q * k).sum(dim=-1)[0] / plan.rotary_width  # [1, n]
             curves[name] = Curve("envelope", distances, curve.expand(attention.heads, -1))

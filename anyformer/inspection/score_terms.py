@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.lowered import Relation
 from anyformer.attention.position_module import Positions
-from anyformer.config import Scheme, Side
+from anyformer.config import Position, Side
 from anyformer.inspection.sublayers import attention_at, refuse_state, stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
@@ -51,7 +51,7 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
         raise ValueError(f"{name} reads pooled tokens: their scores cannot be split")
     plan = stack.plans[cast(int, stack.plan_of_layer[layer])]
     positions = cast(Positions, stack.schemes[plan.scheme])
-    if type(positions.scheme).rotate is not Scheme.rotate:
+    if type(positions.scheme).rotate is not Position.rotate:
         raise ValueError(
             f"{name}: {positions.scheme.kind} positions rotate queries and keys, and add nothing to scores"
         )

@@ -12,11 +12,10 @@ from anyformer.config import (
     GatedDelta,
     ModelConfig,
     Plain,
+    Position,
     Rotary,
-    Scheme,
     Side,
     Stack,
-    hidden_width,
     pattern_across,
     pattern_of,
     position_of,
@@ -69,7 +68,7 @@ def _resolved(block: Block, stack: Stack, side: Side, width: int) -> Block:
     changes: dict[str, Any] = {}
     mixer, network = block.mixer, block.feedforward
     if isinstance(mixer, Attention):
-        scheme: Scheme = position_of(mixer, stack)
+        scheme: Position = position_of(mixer, stack)
         position = None if scheme.embeds() else scheme
         if isinstance(position, Rotary):
             position = plain_theta(position, mixer.rotary_width(width))
@@ -81,9 +80,9 @@ def _resolved(block: Block, stack: Stack, side: Side, width: int) -> Block:
     if block.cross:
         changes["cross"] = _sized(block.cross, width, pattern=pattern_across(block.cross))
     if isinstance(network, (Plain, Gated)):
-        changes["feedforward"] = network.model_copy(update={"width": hidden_width(network, width)})
+        changes["feedforward"] = network.model_copy(update={"width": network.hidden(width)})
     elif isinstance(network, Experts):
-        expert = network.expert.model_copy(update={"width": hidden_width(network.expert, width)})
+        expert = network.expert.model_copy(update={"width": network.expert.hidden(width)})
         changes["feedforward"] = network.model_copy(update={"expert": expert})
     return block.model_copy(update=changes)
 

@@ -17,7 +17,6 @@ inputs        input layers: token embeddings, features, image patches
 linear        linear layers, fused or single
 lora          low-rank adapters (LoRA)
 media         embeddings of images, sounds and feature vectors among tokens
-mixer         builds the mixer of a block, and states what it caches per token
 model         Transformer: encoder-decoder, encoder or decoder
 model_inputs  inputs of a model's sides, from the keywords of a call
 norm          norms: layer, RMS, batch

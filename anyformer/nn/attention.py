@@ -9,11 +9,11 @@ from anyformer.attention.scores import Scoring
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, project, split_heads
+from anyformer.nn.linear import Linear, OutBranch, project, split_heads
 from anyformer.nn.norm import build_head_norm
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(OutBranch):
     """out(concat_i g_i · softmax(q_i k_iᵀ · scale + mask + bias) v_i), each head a projection of the whole input.
 
     Self-attention projects its input to q, k and v in one matmul; cross-attention projects its input to q and the
@@ -109,6 +109,11 @@ class MultiHeadAttention(nn.Module):
         if not self.norms:
             return split_heads(x, heads)
         return split_heads(norm(x), heads) if self.whole_norms else norm(split_heads(x, heads))
+
+    def reset(self) -> None:
+        for own, start in ((self.sinks, 0), (self.value_mix, 0.5)):
+            if own is not None:
+                own.fill_(start)
 
     @property
     def scoring(self) -> Scoring:

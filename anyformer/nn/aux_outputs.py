@@ -47,7 +47,7 @@ class TrackedModule(nn.Module):
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Set the buffers to their values before training."""
+        """Set buffers and weights to their values before training."""
         raise NotImplementedError
 
 

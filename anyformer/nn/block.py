@@ -19,10 +19,9 @@ from anyformer.kernels.matmul import RowFusion, is_few_rows
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.feedforward import GatedFFN, build_ffn, join_silu_gate
+from anyformer.nn.feedforward import GatedFFN, join_silu_gate
 from anyformer.nn.linear import Linear, has_hooks
-from anyformer.nn.mixer import build_mixer
-from anyformer.nn.norm import RootMeanSquare, build_norm, normed
+from anyformer.nn.norm import RootMeanSquare, normed
 
 
 class Sublayer(nn.Module):
@@ -119,14 +118,14 @@ def _norm(norm: nn.Module, x: Tensor, ctx: Context) -> Tensor:
 def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
     """Return the module of a block."""
     parts: dict[str, nn.Module | None] = {
-        "mixer": build_mixer(spec.mixer, width),
+        "mixer": spec.mixer.build(width),
         "cross": MultiHeadAttention(spec.cross, width, cross=True) if spec.cross else None,
-        "feedforward": build_ffn(spec.feedforward, width),
+        "feedforward": spec.feedforward.build(width),
     }
     inners = {name: inner for name, inner in parts.items() if inner is not None}
 
     def norm(*placements: str, unless: bool = False) -> nn.Module:
-        return build_norm(spec.norm if spec.placement in placements and not unless else NoNorm(), width)
+        return (spec.norm if spec.placement in placements and not unless else NoNorm()).build(width)
 
     parallel = isinstance(spec.order, Parallel)
     shared = isinstance(spec.order, Parallel) and spec.order.shared_norm

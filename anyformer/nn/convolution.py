@@ -1,5 +1,7 @@
 """Convolution in place of self-attention: a token reads its neighbours, with one matrix per offset."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,6 +34,9 @@ class ConvolutionMixer(nn.Module):
             return self.conv(F.pad(x.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
         near = self._neighbours(read, ctx.layout, ctx.keys)  # [b, t, d, K]
         return F.linear(near.flatten(2), self.conv.weight.flatten(1), self.conv.bias)
+
+    def residual_weights(self) -> Iterator[Tensor]:
+        yield self.conv.weight
 
     def _neighbours(self, x: Tensor, q: Layout, k: Layout) -> Tensor:
         """Return the token at each offset from each token, zero where its segment has none."""

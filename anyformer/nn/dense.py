@@ -3,6 +3,8 @@
 The number of positions is fixed; the stack refuses longer inputs.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +22,9 @@ class PositionMixer(nn.Module):
         self.pattern = _pattern(spec)
         self.weight = nn.Parameter(torch.empty(spec.length, spec.length))
         self.bias = nn.Parameter(torch.empty(spec.length)) if spec.bias else None
+
+    def residual_weights(self) -> Iterator[Tensor]:
+        yield self.weight
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, read = ctx.layout, ctx.keys, ctx.with_history(x)
@@ -41,6 +46,9 @@ class DenseMixer(nn.Module):
         self.length, self.width, self.pattern = spec.length, width, _pattern(spec)
         self.weight = nn.Parameter(torch.empty(size, size))
         self.bias = nn.Parameter(torch.empty(size)) if spec.bias else None
+
+    def residual_weights(self) -> Iterator[Tensor]:
+        yield self.weight
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, t = ctx.layout, ctx.keys, x.shape[1]

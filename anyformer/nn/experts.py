@@ -3,7 +3,7 @@
 Tokens are sorted by expert, so each expert reads consecutive rows. No token is dropped, whatever the load.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -243,7 +243,7 @@ class Mixture(nn.Module):
 
     def __init__(
         self,
-        router: SoftmaxRouter | SigmoidRouter,
+        router: nn.Module,
         up: StackedLinear,  # a gated expert has two parts: gate, then up
         down: StackedLinear,
         act: Callable[..., Tensor],  # of the parts of `up`
@@ -259,7 +259,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = x.flatten(0, 1)  # [m, d]
-        choice = self.router(rows)
+        choice: Choice = self.router(rows)
         weights = self._tapped_weights(choice, x, ctx)
         if self.training and ctx.aux is not None:
             self._note(choice, x, ctx)
@@ -268,6 +268,9 @@ class Mixture(nn.Module):
             return out
         shared = self.shared(x, ctx.scoped("shared"))
         return out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
+
+    def residual_weights(self) -> Iterator[Tensor]:
+        yield self.down.rows()
 
     def combine(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum [m, d] of the outputs of k chosen experts for rows [m, d]."""

@@ -35,9 +35,7 @@ from anyformer.conventions import IGNORE, PADDING
 from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
 from anyformer.kernels.matmul import linear
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.feedforward import activation
 from anyformer.nn.linear import WeightFormat
-from anyformer.nn.norm import build_norm
 
 MAX_LOGITS = 2**26  # at a time, where no gradient needs all of them
 
@@ -194,6 +192,10 @@ class TokenHead(nn.Module):
         self.transform, self.dropout, self.linear = transform, Dropout(dropout), nn.Linear(width, labels)
         self.transitions = nn.Parameter(torch.empty(labels + 1, labels)) if crf else None
 
+    def reset(self) -> None:
+        if self.transitions is not None:
+            self.transitions.zero_()
+
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         logits = self.linear(self.dropout(self.transform(x)))
         if self.transitions is None:
@@ -243,7 +245,7 @@ class EmbeddingHead(PooledHead):
         widths = [width, *(layer.width for layer in spec.layers)]
         self.layers = nn.Sequential(
             *(
-                Dense(d, layer.width, activation(layer.activation), nn.Identity(), layer.bias)
+                Dense(d, layer.width, layer.activation.function(), nn.Identity(), layer.bias)
                 for d, layer in zip(widths, spec.layers, strict=False)
             )
         )
@@ -268,6 +270,9 @@ class LearnedLength(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.empty(()))
+
+    def reset(self) -> None:
+        self.log_scale.fill_(self.START)
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.log_scale.clamp(max=self.MAX) if self.training else self.log_scale
@@ -299,7 +304,7 @@ def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
         case NoTransform():
             return nn.Identity() if width == to else nn.Linear(width, to, bias=False)
         case Transform():
-            return Dense(width, to, activation(spec.activation), build_norm(spec.norm, to), spec.bias)
+            return Dense(width, to, spec.activation.function(), spec.norm.build(to), spec.bias)
         case _:
             assert_never(spec)
 

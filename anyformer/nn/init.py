@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Protocol, assert_never, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,27 @@ from anyformer.config import FanIn, Init, Normal, Xavier
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import Sublayer
 from anyformer.nn.dense import DenseMixer, PositionMixer
-from anyformer.nn.experts import Mixture, SigmoidRouter, StackedLinear
-from anyformer.nn.feedforward import GatedFFN, PlainFFN
-from anyformer.nn.heads import LearnedLength, TokenHead, VocabularyHead
+from anyformer.nn.experts import StackedLinear
+from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
-from anyformer.nn.norm import HeadNorm, OverBatch, RootMeanSquare, ScaledTanh
-from anyformer.nn.recurrent import RecurrentMixer
-from anyformer.nn.stack import BlockStack, SkipConnections
-from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
-from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
-from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
-from anyformer.nn.state_mixers.short_convolution import ShortConvolution
+from anyformer.nn.stack import BlockStack
+
+
+@runtime_checkable
+class Resets(Protocol):
+    """A module whose own weights have a rule of their own, mostly 0 or 1."""
+
+    def reset(self) -> None:
+        """Initialise the weights of the module itself, not those of modules within it."""
+
+
+@runtime_checkable
+class Branch(Protocol):
+    """The inner module of a sublayer, which says how its output is computed."""
+
+    def residual_weights(self) -> Iterator[Tensor]:
+        """Yield the last matrix, whose output is added to the residual stream."""
 
 
 def allocate(model: nn.Module, device: torch.device | str) -> None:
@@ -108,28 +117,11 @@ def _fill_table(module: nn.Module, init: Init, width: int) -> bool:
 def _fill_constants(module: nn.Module) -> bool:
     """Initialise a module whose weights have their own rule, mostly 0 or 1; return whether it is one."""
     match module:
-        case RootMeanSquare() | HeadNorm():
-            module.weight.fill_(1 - module.offset)
-            _zero_biases(module)
-        case nn.LayerNorm() | OverBatch():
+        case nn.LayerNorm():
             module.weight.fill_(1)
             _zero_biases(module)
-            if isinstance(module, OverBatch):
-                module.reset()
-        case SigmoidRouter() | ShortConvolution() | GatedDeltaMixer() | Mamba2Mixer() | ScaledTanh():
+        case Resets():
             module.reset()
-        case MultiHeadAttention():
-            if module.sinks is not None:
-                module.sinks.zero_()
-            if module.value_mix is not None:
-                module.value_mix.fill_(0.5)
-        case SkipConnections():
-            module.reset()
-        case LearnedLength():
-            module.log_scale.fill_(module.START)
-        case TokenHead():
-            if module.transitions is not None:
-                module.transitions.zero_()
         case _:
             return False
     return True
@@ -155,15 +147,8 @@ def _residual_outputs(stack: BlockStack) -> Iterator[Tensor]:
     for module in stack.modules():
         if module in without_residual:
             continue
-        match module:
-            case MultiHeadAttention() | RecurrentMixer() if isinstance(module.out, Linear):
-                yield module.out.rows()
-            case LinearAttentionMixer() | GatedDeltaMixer() | Mamba2Mixer():
-                yield module.out.rows()
-            case PlainFFN() | GatedFFN() | Mixture():
-                yield module.down.rows()
-            case nn.Conv1d() | DenseMixer() | PositionMixer():
-                yield module.weight
+        if isinstance(module, Branch):
+            yield from module.residual_weights()
 
 
 def _fill_matrix(weight: Tensor, init: Init) -> None:

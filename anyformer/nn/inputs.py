@@ -30,7 +30,7 @@ from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.media import MediaEmbedding, SoundEmbedding, cut_patches, embedding
-from anyformer.nn.norm import build_norm, normed
+from anyformer.nn.norm import normed
 
 Embed = Callable[[Tensor], Tensor]
 BYTES = 257  # values of a spelled byte: 0 is padding, byte b is b + 1
@@ -92,7 +92,7 @@ class TokenInput(nn.Module):
         self.early = table is not None and table.project == "before_position"
         self.spelling = build_spelling(spec.spelling, self.inner_width)
         self.media = None if spec.media is None else MediaEmbedding(spec.media, self.inner_width)
-        self.norm = build_norm(spec.norm, self.inner_width)
+        self.norm = spec.norm.build(self.inner_width)
         self.dropout = Dropout(spec.dropout)
         self.scale = factor(spec.scale, width)
 
@@ -165,7 +165,7 @@ class FeatureInput(nn.Module):
         super().__init__()
         self.inner_width, self.size = width, spec.size
         self.project = nn.Linear(spec.size, width, spec.bias)
-        self.norm, self.dropout = build_norm(spec.norm, width), Dropout(spec.dropout)
+        self.norm, self.dropout = spec.norm.build(width), Dropout(spec.dropout)
 
     def measure(self, x: Tensor) -> tuple[int, int]:
         """[b, t]"""
@@ -223,7 +223,7 @@ class AudioInput(FeatureInput):
         nn.Module.__init__(self)
         self.spec, self.inner_width, self.size = spec, width, spec.mels
         self.sound = SoundEmbedding(spec, width)
-        self.norm, self.dropout = build_norm(spec.norm, width), Dropout(spec.dropout)
+        self.norm, self.dropout = spec.norm.build(width), Dropout(spec.dropout)
 
     def measure(self, x: Tensor) -> tuple[int, int]:
         batch, frames = super().measure(x)

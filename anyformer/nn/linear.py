@@ -5,7 +5,7 @@ multiplies by it differently (fp8). A low-rank adapter adds its output to that o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,16 @@ def adapt(model: nn.Module, spec: LoRA, names: Collection[str]) -> None:
         layer = model.get_submodule(name)
         assert isinstance(layer, Linear), f"{name} is no linear layer"
         layer.lora = LowRank(layer.in_features, layer.out_features, spec)
+
+
+class OutBranch(nn.Module):
+    """The inner module of a sublayer that ends with a linear layer `out`, or with none."""
+
+    out: nn.Module
+
+    def residual_weights(self) -> Iterator[Tensor]:
+        if isinstance(self.out, Linear):
+            yield self.out.rows()
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

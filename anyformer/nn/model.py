@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from anyformer.attention.attend import Backend
 from anyformer.attention.layout import Layout, check_values, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
-from anyformer.cache.layer_cache import Sizes
 from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import MemoryUpdate, Past
 from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
+from anyformer.config.cost import Sizes
 from anyformer.kernels.runtime import Runtime
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules

@@ -1,13 +1,13 @@
 """Norms: over the last axis, each feature over a batch, or a squashing function in their place."""
 
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
-from anyformer.config import BatchNorm, DynamicTanh, HeadNormOver, LayerNorm, NoNorm, Norm, RMSNorm, TokenNorm
+from anyformer.config import HeadNormOver, LayerNorm, NoNorm, RMSNorm, TokenNorm
 from anyformer.kernels.elementwise import can_norm, rms_norm
 from anyformer.kernels.runtime import Runtime, at_least_fp32, in_compiled_half_step, runs_fused
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
@@ -52,6 +52,9 @@ class RootMeanSquare(nn.Module):
         They load γ before earlier kernels have ended, so none of these may compute it.
         """
         return not self.offset and self.weight.dtype is dtype
+
+    def reset(self) -> None:
+        nn.init.constant_(self.weight, 1 - self.offset)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}, offset={self.offset}"
@@ -99,6 +102,11 @@ class HeadNorm(nn.Module):
             return y.to(x.dtype) * weight
         y = y * at_least_fp32(weight)
         return (y if self.bias is None else y + self.bias.unflatten(0, (self.heads, 1, -1))).to(x.dtype)
+
+    def reset(self) -> None:
+        nn.init.constant_(self.weight, 1 - self.offset)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads, {self.weight.shape[0]}, eps={self.eps}"
@@ -162,6 +170,8 @@ class OverBatch(TrackedModule):
         self.variance.lerp_(variance, rate)
 
     def reset(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
         self.mean.zero_()
         self.variance.fill_(1)
 
@@ -233,25 +243,12 @@ def normed(norm: nn.Module, x: Tensor, layout: Layout, aux: AuxOutputs | None = 
     return norm(x, layout.segments, aux) if isinstance(norm, OverBatch) else norm(x)
 
 
-def build_norm(spec: Norm, width: int) -> nn.Module:
-    """Return the module of a norm over vectors of this width."""
-    match spec:
-        case NoNorm():
-            return nn.Identity()
-        case LayerNorm(eps=eps, bias=bias):
-            return Centred(width, eps=eps, bias=bias)
-        case RMSNorm(eps=eps, offset=offset, cast=cast):
-            return RootMeanSquare(width, eps, offset, cast == "before_scale")
-        case BatchNorm(eps=eps, momentum=momentum):
-            return OverBatch(width, eps, momentum)
-        case DynamicTanh(alpha=alpha):
-            return ScaledTanh(width, alpha)
-        case _:
-            assert_never(spec)
-
-
 def build_head_norm(spec: TokenNorm, over: HeadNormOver, heads: int, width: int) -> nn.Module:
     """Return the module of a norm of queries or keys, of heads of this width."""
     if over == "head" or isinstance(spec, NoNorm):
-        return build_norm(spec, width)
-    return HeadNorm(spec, heads, width) if over == "each_head" else build_norm(spec, heads * width)
+        return spec.build(width)
+    if over == "projection":
+        return spec.build(heads * width)
+    if not isinstance(spec, (LayerNorm, RMSNorm)):
+        raise ValueError(f"qk_norm '{spec.kind}' has no form with weights of its own for each head: use 'head'")
+    return HeadNorm(spec, heads, width)

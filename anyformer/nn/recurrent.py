@@ -19,13 +19,13 @@ from anyformer.cache.ring import RowSlots, Slots
 from anyformer.config import Full, Recurrent
 from anyformer.conventions import PADDING
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear
+from anyformer.nn.linear import Linear, OutBranch
 
 ALL = Full()  # a constant: torch.compile cannot trace the construction of a spec
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 
-class RecurrentMixer(nn.Module):
+class RecurrentMixer(OutBranch):
     """out(h_t), or out([h_t ; h'_t]) with a second cell that reads each segment backwards."""
 
     def __init__(self, spec: Recurrent, width: int):

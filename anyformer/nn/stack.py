@@ -17,28 +17,21 @@ from anyformer.cache.ring import Step
 from anyformer.cache.segment_memory import LayerMemory, MemoryUpdate
 from anyformer.config import (
     Attention,
-    Block,
-    Convolution,
-    FullyConnected,
     NoPosition,
     Pattern,
-    PositionMixing,
-    Scheme,
+    Position,
     Side,
     Stack,
-    causal_of,
     pattern_across,
     pattern_of,
     position_of,
-    with_position,
 )
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import build_block
 from anyformer.nn.context import CacheWriter, Context, FirstValues, PassOptions, StateSink
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.mixer import cache_sizes
-from anyformer.nn.norm import build_norm, normed
+from anyformer.nn.norm import normed
 from anyformer.nn.pooling import Funnel
 
 HERE = Runtime("cpu", torch.float32, training=False)
@@ -105,17 +98,17 @@ class BlockStack(nn.Module):
 
     def __init__(self, spec: Stack, width: int, side: Side, embed_width: int):
         super().__init__()
-        layers = tuple(_resolved(block, side, spec) for block in spec.unrolled())
+        layers = tuple(block.on(side, spec.position) for block in spec.unrolled())
         self.runs = spec.runs  # the module of each layer
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
-        self.final_norm, self.dropout = build_norm(spec.final_norm, width), Dropout(spec.dropout)
+        self.final_norm, self.dropout = spec.final_norm.build(width), Dropout(spec.dropout)
         self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
         self.ends = spec.ends
-        self.sizes = tuple(cache_sizes(block.mixer, width) for block in layers)
+        self.sizes = tuple(block.mixer.stores(width) for block in layers)
         self.segment_memory, self.pooling, self.levels = spec.memory, spec.pooling, spec.levels
         self.skips = SkipConnections(spec) if spec.embedding_skip or spec.unet_skips else None
 
-        schemes: dict[tuple[Scheme, int, int | None], int] = {}
+        schemes: dict[tuple[Position, int, int | None], int] = {}
         plans: dict[Plan, int] = {}
         plan_of_layer: list[int | None] = []  # None: its mixer is not attention
         for run, block, level in zip(self.runs, layers, self.levels, strict=True):
@@ -123,7 +116,7 @@ class BlockStack(nn.Module):
             if not isinstance(mixer, Attention):
                 plan_of_layer.append(None)
                 continue
-            scheme: Scheme = position_of(mixer, spec)
+            scheme: Position = position_of(mixer, spec)
             scheme = NoPosition() if scheme.embeds() else scheme
             key = scheme, mixer.heads, run if scheme.per_layer else None
             which = schemes.setdefault(key, len(schemes))
@@ -274,11 +267,3 @@ def run_apart(
     aux, memory = AuxOutputs(ctx.aux.reduce), None if ctx.memory is None else LayerMemory(ctx.memory.old)
     x = block(x, ctx._replace(aux=aux, memory=memory))
     return x, aux.losses, aux.statistics, None if memory is None else memory.new
-
-
-def _resolved(block: Block, side: Side, stack: Stack) -> Block:
-    """Return the block with what its mixer leaves to the side, causality, and to the stack, positions."""
-    mixer = block.mixer
-    if not isinstance(mixer, (Convolution, FullyConnected, PositionMixing)):
-        return with_position(block, stack)
-    return block.model_copy(update={"mixer": mixer.model_copy(update={"causal": causal_of(mixer, side)})})

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from anyformer.attention.lowered import Lowered
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
-from anyformer.config import Scheme
+from anyformer.config import Position
 from anyformer.kernels.matmul import RowFusion
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
@@ -162,7 +162,7 @@ class SplitPositions(Positions):
         return None if levels is None else levels[..., span(self.heads, self.mesh)]
 
     def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
-        if type(self.scheme).bias is not Scheme.bias:
+        if type(self.scheme).bias is not Position.bias:
             bias = super().bias(q, k, causal)
             return None if bias is None else bias[:, span(self.heads, self.mesh)]
         levels = self.levels(causal, q.device)

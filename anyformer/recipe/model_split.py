@@ -8,13 +8,9 @@ from anyformer.config import (
     Block,
     Experts,
     Fault,
-    Gated,
     ModelConfig,
-    Plain,
-    Recurrent,
-    StateMixer,
+    Network,
     Tokens,
-    hidden_width,
 )
 
 
@@ -26,7 +22,7 @@ def context_faults(model: ModelConfig) -> Iterator[str]:
     for side, stack in model.stacks.items():
         for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
             for i, block in enumerate(blocks):
-                if isinstance(block.mixer, Recurrent | StateMixer):
+                if block.mixer.has_state:
                     yield f"model.{side}.{name}.{i}.mixer = '{block.mixer.kind}' reads one token after the other"
         if stack.memory:
             yield f"model.{side}.memory = {stack.memory} stores whole rows"
@@ -63,7 +59,7 @@ def _block_faults(block: Block, width: int, size: int) -> Iterator[Fault]:
                     yield Fault(f"{name}.{field}", f"= {heads}: {_must_divide(size)}; {fix}")
     match block.feedforward:
         case Experts(count=count) as experts:
-            hidden = experts.shared * hidden_width(experts.expert, width)
+            hidden = experts.shared * experts.expert.hidden(width)
             if count % size:
                 yield Fault(
                     "feedforward.count", f"= {count}: {_must_divide(size)}; set it to {-(-count // size) * size}"
@@ -71,7 +67,7 @@ def _block_faults(block: Block, width: int, size: int) -> Iterator[Fault]:
             if hidden % size:
                 what = f"= {experts.shared}: the shared network is {hidden} wide, and this {_must_divide(size)}"
                 yield Fault("feedforward.shared", what)
-        case Plain() | Gated() as network if (hidden := hidden_width(network, width)) % size:
+        case Network() as network if (hidden := network.hidden(width)) % size:
             fix = f"set it to {-(-hidden // size) * size}"
             yield Fault("feedforward.width", f"= {hidden}: {_must_divide(size)}; {fix}")
 

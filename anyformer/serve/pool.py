@@ -2,9 +2,9 @@
 
 import torch
 
-from anyformer.cache.layer_cache import Sizes
 from anyformer.cache.paged import Pool
 from anyformer.config import Attention, NoMixer
+from anyformer.config.cost import Sizes
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
 from anyformer.serve.request import Limits

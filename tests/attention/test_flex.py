@@ -20,9 +20,7 @@ from anyformer.attention.lowered import Blocks, Dense
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.attention.varlen import lower_documents
-from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window
-from anyformer.config.pattern import Rule
-from anyformer.inspection.cost_rules import pairs
+from anyformer.config import BigBird, BlockLocal, Causal, Dilated, Full, ModelConfig, Pattern, Window, pairs
 from anyformer.kernels.runtime import Runtime
 from tests.attention.test_attend import random
 from tests.attention.test_layout import CPU, pairs as two_layouts, patterns, rows_in
@@ -37,7 +35,7 @@ SMALL = (4, 2)  # tokens in a block, so that a few tokens are several; the secon
 def in_tiles(size: int) -> Iterator[None]:
     """Blocks of so many tokens, whatever the pattern."""
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Rule, BlockLocal, BigBird):
+        for kind in (Pattern, BlockLocal, BigBird):
             patch.setattr(kind, "tile", property(lambda pattern: size))
         patch.setattr(flex, "_arange_mask", flex._arange_mask.__wrapped__)  # cached masks have the real sizes
         yield

@@ -22,7 +22,7 @@ from anyformer.attention.lower import lower_dense
 from anyformer.attention.scores import Scoring
 from anyformer.attention.short_rows import MAX_ROW, lower_short_rows, short_rows
 from anyformer.config import Causal, Full, NoPosition, Pattern, T5Bias, Window
-from anyformer.config.position import Scheme
+from anyformer.config.position import Position
 from anyformer.conventions import PADDING
 from anyformer.kernels import short_rows as kernels
 from anyformer.kernels.runtime import Runtime
@@ -75,7 +75,7 @@ def test_the_kernel_that_is_chosen(
     pattern: Pattern,
     layout: Layout,
     role: Role,
-    scheme: Scheme,
+    scheme: Position,
     needs: Requirements,
     runtime: Runtime,
     monkeypatch: pytest.MonkeyPatch,

@@ -5,7 +5,7 @@ import torch
 
 from anyformer.attention.layout import Layout
 from anyformer.cache.kv_cache import Cache
-from anyformer.cache.layer_cache import ExactStore, Int8Store, LayerCache, Sizes
+from anyformer.cache.layer_cache import ExactStore, Int8Store, LayerCache
 from anyformer.cache.ring import Slots
 from anyformer.config import (
     LM,
@@ -25,6 +25,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
+from anyformer.config.cost import Sizes
 from anyformer.conventions import PADDING
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.inputs import Inputs

@@ -45,12 +45,12 @@ from anyformer.config import (
     NoScaling,
     NoSpelling,
     Plain,
+    Position,
     PositionMixing,
     Projected,
     Recurrent,
     Rotary,
     RotaryScheme,
-    Scheme,
     SigmoidTopK,
     Sinusoidal,
     SoftmaxTopK,
@@ -137,7 +137,7 @@ def _values(annotation: Any, *limits: Any) -> st.SearchStrategy[Any]:
             allow_infinity=False,
         )
     assert issubclass(annotation, Spec), f"no strategy for {annotation}"
-    return specs(annotation)
+    return st.one_of(*map(specs, annotation.choices()))
 
 
 # -- whole models: the rules between parts kept -----------------------------------------------------------------------
@@ -157,7 +157,7 @@ inside = st.one_of(  # schemes that act inside attention; key widths are 4 and 8
     specs(Rotary, fraction=st.just(0.5), scaling=specs(NoScaling)),
     specs(T5Bias, buckets=st.sampled_from([4, 32]), max_distance=st.integers(17, 200)),
     specs(AxialRotary, fraction=st.just(1.0), scaling=scalings),
-    *(specs(c) for c in Scheme.__subclasses__() if c not in (RotaryScheme, T5Bias, Disentangled) and not c.embeds()),
+    *(specs(c) for c in Position.__subclasses__() if c not in (RotaryScheme, T5Bias, Disentangled) and not c.embeds()),
     specs(Disentangled, buckets=st.integers(2, 30), max_distance=st.none() | st.integers(17, 200)),
 )
 nothing = st.none()

@@ -14,9 +14,9 @@ from anyformer.config import (
     Learned,
     ModelConfig,
     NoPosition,
+    Position,
     Recurrent,
     Rotary,
-    Scheme,
     Stack,
     Tokens,
     Window,
@@ -35,7 +35,7 @@ MIXERS = {
 }
 
 
-def build(*mixers: str, position: Scheme = NOWHERE) -> Transformer:
+def build(*mixers: str, position: Position = NOWHERE) -> Transformer:
     torch.manual_seed(0)
     stack = Stack(depth=len(mixers), blocks=tuple(Block(mixer=MIXERS[name]) for name in mixers), position=position)
     return Transformer(ModelConfig(width=16, target=Tokens(vocab=VOCAB), decoder=stack, head=LM())).double().eval()

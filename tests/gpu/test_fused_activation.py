@@ -5,7 +5,6 @@ import torch
 
 from anyformer.config import Activation, Gelu, LayerNorm, Norm, Relu, RMSNorm
 from anyformer.nn.feedforward import PlainFFN
-from anyformer.nn.norm import build_norm
 from tests.narrow import begin, kept, same
 
 
@@ -21,7 +20,7 @@ def test_an_activation_behind_a_product(spec: Activation, shape: tuple[int, ...]
 @pytest.mark.parametrize("spec", [LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0)])
 def test_norms(spec: Norm) -> None:
     torch.compiler.reset()
-    norm = build_norm(spec, 768)
+    norm = spec.build(768)
     begin(norm, "cuda")
     run = torch.compile(norm)
     same(norm, norm, run, 4, 300, 768)

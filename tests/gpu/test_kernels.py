@@ -33,7 +33,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.config.position import Scheme
+from anyformer.config.position import Position
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
 from tests.attention.paging import fill_up, to_pages
@@ -84,7 +84,7 @@ def laid_out(kind: str) -> Layout:
     return Layout.packed_rows(segments, documents=5) if kind == "packed" else make_layout(2, T, CUDA, segments=segments)
 
 
-CASES: dict[str, tuple[str, Scheme, str, torch.dtype, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, Position, str, torch.dtype, dict[str, Any]]] = {
     **{f"{name}, t5, packed, fp32": (name, T5, "packed", torch.float32, {}) for name in PATTERNS},
     **{
         f"{name}, left, bf16": (name, NoPosition(), "left", torch.bfloat16, {})
@@ -109,7 +109,14 @@ def random(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def differentiate(
-    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Scheme, dtype: torch.dtype, backend: str, options: dict
+    pattern: Pattern,
+    q: Layout,
+    k: Layout,
+    role: Role,
+    scheme: Position,
+    dtype: torch.dtype,
+    backend: str,
+    options: dict,
 ) -> dict[str, Tensor]:
     """The output for real queries, and the gradients of queries, keys, values, sinks and tables."""
     value_width, cap = options.get("value_width", WIDTH), options.get("cap")
@@ -253,7 +260,7 @@ def test_decode_equals_eager(shape: str, kind: str, measured: Callable[..., None
 # -- whole models -----------------------------------------------------------------------------------------------------
 
 
-def decoder(pattern: Pattern, position: Scheme) -> ModelConfig:
+def decoder(pattern: Pattern, position: Position) -> ModelConfig:
     block = Block(mixer=Attention(heads=4, kv_heads=2, pattern=pattern))
     stack = Stack(depth=2, blocks=(block,), position=position)
     return ModelConfig(width=128, target=Tokens(vocab=100), decoder=stack, head=LM(), tie="output")

@@ -6,7 +6,7 @@ import torch
 from anyformer.attention.lowered import FewQueries
 from anyformer.cache.paged import PagedCache
 from anyformer.config import LM, Alibi, Attention, Block, Causal, ModelConfig, Pattern, Rotary, Stack, Tokens, Window
-from anyformer.config.position import Scheme
+from anyformer.config.position import Position
 from anyformer.decoding.step import step
 from anyformer.nn.model import Transformer
 from anyformer.serve.pool import new_pool
@@ -18,7 +18,7 @@ ROWS, PROMPT, STEPS, SIZE = 5, 40, 12, 16
 @pytest.mark.parametrize("pattern", [Causal(), Window(before=20, after=0)], ids=["causal", "window"])
 @pytest.mark.parametrize("position", [Rotary(), Alibi()], ids=["rotary", "alibi"])
 @torch.no_grad()
-def test_pages_equal_a_static_cache(pattern: Pattern, position: Scheme, monkeypatch: pytest.MonkeyPatch):
+def test_pages_equal_a_static_cache(pattern: Pattern, position: Position, monkeypatch: pytest.MonkeyPatch):
     block = Block(mixer=Attention(heads=4, kv_heads=2, pattern=pattern))
     stack = Stack(depth=2, blocks=(block,), position=position)
     config = ModelConfig(width=256, target=Tokens(vocab=100), decoder=stack, head=LM(), tie="output")

@@ -10,7 +10,6 @@ from anyformer.attention.scores import Scoring
 from anyformer.cache.paged import PagedSlots
 from anyformer.config import RMSNorm, Rotary
 from anyformer.kernels.paged import rotate_heads, write_pages
-from anyformer.nn.norm import build_norm
 from tests.attention.paging import to_pages
 
 HALF = {"device": "cuda", "dtype": torch.bfloat16}
@@ -61,7 +60,7 @@ def test_new_tokens_and_rotations():
 
 @pytest.mark.parametrize("cast", ["before_scale", "after_scale"])
 def test_root_mean_square(cast: str):
-    norm = build_norm(RMSNorm(cast=cast), 256).to(**HALF)
+    norm = RMSNorm(cast=cast).build(256).to(**HALF)
     torch.nn.init.normal_(norm.weight)
     x = torch.randn(7, 3, 256, **HALF)
     with torch.no_grad():

@@ -81,10 +81,9 @@ def test_a_window_is_a_fully_connected_layer_over_neighbouring_words() -> None:
     from anyformer.attention.layout import make_layout
     from anyformer.lab.experiments.tagging import MIXERS
     from anyformer.nn.context import Context
-    from anyformer.nn.mixer import build_mixer
 
     x, layout = torch.randn(1, 9, 4), make_layout(1, 9, torch.device("cpu"))
-    window = build_mixer(MIXERS["window"].model_copy(update={"causal": False}), 4)
+    window = MIXERS["window"].model_copy(update={"causal": False}).build(4)
     for parameter in window.parameters():
         torch.nn.init.normal_(parameter)
     y = window(x, Context(layout, layout))

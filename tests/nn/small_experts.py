@@ -23,7 +23,6 @@ from anyformer.config import (
 )
 from anyformer.nn.context import Context
 from anyformer.nn.experts import Mixture
-from anyformer.nn.feedforward import build_ffn
 from tests.strategies import HERE, VOCAB
 
 WIDTH, NOWHERE = 6, Context(HERE, HERE)
@@ -47,7 +46,7 @@ networks = st.sampled_from(
 
 def made(spec: Experts, seed: int = 0) -> Mixture:
     torch.manual_seed(seed)
-    mixture = build_ffn(spec, WIDTH).double().eval()
+    mixture = spec.build(WIDTH).double().eval()
     for tensor in (*mixture.parameters(), *mixture.buffers()):
         tensor.data = torch.randn_like(tensor)
     return mixture

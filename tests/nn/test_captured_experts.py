@@ -19,7 +19,6 @@ from anyformer.decoding.buffers import DecodeBuffers
 from anyformer.kernels.cuda_graph import for_capture
 from anyformer.nn import experts
 from anyformer.nn.experts import MAX_GATHERED_ROWS, ExpertRows, expert_matmul
-from anyformer.nn.feedforward import build_ffn
 from anyformer.nn.model import Transformer
 from anyformer.transforms.quantise import quantise
 from anyformer.transforms.rounding import Bits, RoundedFormat, round_off
@@ -42,7 +41,7 @@ def unread() -> Iterator[None]:
 def build(bits: Bits | None) -> torch.nn.Module:
     """The sizes of the smallest deepseek in tests on a GPU, with fewer experts."""
     torch.manual_seed(0)
-    mixture = build_ffn(Experts(count=8, top_k=6, expert=Gated(width=44, bias=True), shared=1), 64).eval()
+    mixture = Experts(count=8, top_k=6, expert=Gated(width=44, bias=True), shared=1).build(64).eval()
     for x in mixture.parameters():
         torch.nn.init.normal_(x, std=0.2)
     if bits is not None:

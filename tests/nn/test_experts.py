@@ -26,7 +26,6 @@ from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Tap
 from anyformer.nn.experts import ExpertRows, Mixture, expert_matmul
-from anyformer.nn.feedforward import activation, build_ffn
 from anyformer.nn.init import initialise
 from anyformer.nn.model import Transformer
 from tests.nn.small_experts import NOWHERE, ROUTERS, WIDTH, made, model_of, networks, random
@@ -36,7 +35,7 @@ from tests.strategies import build, close, seeds, tokens
 def one_expert(mixture: Mixture, spec: Experts, i: int, x: Tensor) -> Tensor:
     bias = [layer.bias[i] if layer.bias is not None else None for layer in (mixture.up, mixture.down)]
     h = F.linear(x, mixture.up.weight[i], bias[0])
-    act = activation(spec.expert.activation)
+    act = spec.expert.activation.function()
     if isinstance(spec.expert, Gated):
         gate, up = h.chunk(2)
         if (limit := spec.expert.limit) is not None:
@@ -123,7 +122,7 @@ def test_one_expert_is_a_feedforward(kind):
     """A softmax over one expert is 1; and shared experts are one network of their width together."""
     torch.manual_seed(0)
     single, x = made(Experts(count=1, top_k=1, expert=kind(width=5))), random(0, 2, 3, WIDTH)
-    plain = build_ffn(kind(width=5), WIDTH).double()
+    plain = kind(width=5).build(WIDTH).double()
     inner = plain.up if kind is Plain else plain.gate_up
     for ours, theirs in ((single.up, inner), (single.down, plain.down)):
         theirs.weight.data = ours.weight[0].detach()
@@ -277,7 +276,7 @@ def test_compiled_in_one_graph(recompute: bool):
 
 
 def test_initialising_gives_every_number_a_value():
-    mixture = build_ffn(Experts(count=3, top_k=2, router=SigmoidTopK(), expert=Gated(activation=Silu())), WIDTH)
+    mixture = Experts(count=3, top_k=2, router=SigmoidTopK(), expert=Gated(activation=Silu())).build(WIDTH)
     for tensor in (*mixture.parameters(), *mixture.buffers()):
         tensor.data.fill_(torch.nan)
     initialise(mixture, ModelConfig.model_fields["init"].default, WIDTH)

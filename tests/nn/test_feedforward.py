@@ -22,7 +22,6 @@ from anyformer.config import (
     Tanh,
 )
 from anyformer.nn.context import Context
-from anyformer.nn.feedforward import activation, build_ffn
 from tests.strategies import HERE, close, seeds
 
 FORMULAE = {
@@ -44,14 +43,14 @@ NOWHERE = Context(HERE, HERE, Relation())
 
 def build(spec, width: int, seed: int):
     torch.manual_seed(seed)
-    return build_ffn(spec, width).double(), torch.randn(2, 5, width, dtype=torch.float64)
+    return spec.build(width).double(), torch.randn(2, 5, width, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("spec", FORMULAE, ids=lambda spec: spec.kind)
 def test_activations(spec):
     """Values by the formula, gradients by central differences, away from the kink at 0."""
     x = torch.cat((torch.linspace(-6, -0.05, 40), torch.linspace(0.05, 6, 40))).double().requires_grad_()
-    y = activation(spec)(x)
+    y = spec.function()(x)
     close(y, torch.tensor([FORMULAE[spec](point) for point in x.tolist()], dtype=torch.float64))
     (slope,) = torch.autograd.grad(y.sum(), x)
     h = 1e-5
@@ -63,7 +62,7 @@ def test_activations(spec):
 def test_plain_is_a_convolution_of_width_one(act, width: int, hidden: int, bias: bool, seed: int):
     ffn, x = build(Plain(width=hidden, activation=act, bias=bias), width, seed)
     inner = F.conv1d(x.transpose(1, 2), ffn.up.weight[:, :, None], ffn.up.bias)  # channels first
-    outer = F.conv1d(activation(act)(inner), ffn.down.weight[:, :, None], ffn.down.bias)
+    outer = F.conv1d(act.function()(inner), ffn.down.weight[:, :, None], ffn.down.bias)
     close(ffn(x, NOWHERE), outer.transpose(1, 2))
     assert (ffn.up.bias is None) == (ffn.down.bias is None) == (not bias)
 
@@ -102,13 +101,13 @@ def test_each_position_alone_gives_the_same(kind, act, seed: int):
 @pytest.mark.parametrize(("kind", "inner"), [(Plain, "up"), (Gated, "gate_up")])
 def test_width_by_default(kind, inner: str):
     """4 d hidden units, twice over in a fused gate."""
-    ffn = build_ffn(kind(), 6)
+    ffn = kind().build(6)
     assert ffn.down.in_features == 24
     assert getattr(ffn, inner).out_features == 24 * (2 if kind is Gated else 1)
 
 
 def test_none_is_no_sublayer():
-    assert build_ffn(NoFeedForward(), 6) is None
+    assert NoFeedForward().build(6) is None
 
 
 @pytest.mark.parametrize("kind", [Plain, Gated])

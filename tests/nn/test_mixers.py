@@ -35,7 +35,6 @@ from anyformer.config import (
 from anyformer.decoding.generate import generate
 from anyformer.inspection.count import count
 from anyformer.nn.context import Context
-from anyformer.nn.mixer import build_mixer
 from anyformer.nn.model import Transformer
 from anyformer.nn.recurrent import RecurrentMixer
 from tests.strategies import build, close, seeds, tokens
@@ -48,7 +47,7 @@ CELLS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 def made(spec: Mixer, seed: int = 0) -> nn.Module:
     """The module of a mixer, in float64, with weights of a good size."""
     torch.manual_seed(seed)
-    module = build_mixer(spec, WIDTH)
+    module = spec.build(WIDTH)
     assert module is not None
     module.double()
     with torch.no_grad():

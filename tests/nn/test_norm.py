@@ -26,7 +26,7 @@ from anyformer.config import (
 )
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import OverBatch, _lengthened, _shortened, build_norm, normed
+from anyformer.nn.norm import OverBatch, _lengthened, _shortened, normed
 from anyformer.training.parallel import sum_over_processes
 from tests.forking import forking
 from tests.narrow import begin, kept, same
@@ -39,7 +39,7 @@ epsilons = st.sampled_from([1e-12, 1e-5, 0.1])
 
 def filled(spec, width: int, seed: int):
     """The norm with random weights in float64."""
-    norm = build_norm(spec, width).double()
+    norm = spec.build(width).double()
     generator = torch.Generator().manual_seed(seed)
     for parameter in norm.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_dynamic_tanh_starts_at_its_alpha(alpha: float):
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_the_order_of_casting_in_low_precision(cast: str, offset: float):
     """bf16 in, bf16 out, fp32 between; the result returns to bf16 before γ, or after it."""
-    norm = build_norm(RMSNorm(offset=offset, cast=cast), 64)
+    norm = RMSNorm(offset=offset, cast=cast).build(64)
     norm.weight.data = torch.randn(64).to(torch.bfloat16)
     x = (torch.randn(32, 64) * 5).to(torch.bfloat16)
     wide = x.float() / (x.float().square().mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -113,13 +113,13 @@ def test_the_order_of_casting_in_low_precision(cast: str, offset: float):
 
 def test_fp32_inside_keeps_large_values_finite():
     """Squares overflow fp16 from 256 on: the mean of squares is taken in fp32."""
-    norm = build_norm(RMSNorm(), 8)
+    norm = RMSNorm().build(8)
     norm.weight.data = torch.ones(8, dtype=torch.float16)
     assert torch.equal(norm(torch.full((1, 8), 3e4, dtype=torch.float16)), torch.ones(1, 8, dtype=torch.float16))
 
 
 def test_none_is_the_identity():
-    norm, x = build_norm(NoNorm(), 5), torch.randn(2, 3, 5)
+    norm, x = NoNorm().build(5), torch.randn(2, 3, 5)
     assert norm(x) is x
     assert not list(norm.parameters())
 
@@ -302,7 +302,7 @@ def test_a_batch_is_what_all_processes_read(tmp_path: Path):
 @pytest.mark.parametrize("spec", [LayerNorm(), LayerNorm(bias=False), RMSNorm(), RMSNorm(offset=1.0)])
 def test_a_compiled_step_of_half_precision_keeps_half_of_the_bytes(spec) -> None:
     torch.compiler.reset()
-    norm = build_norm(spec, 64)
+    norm = spec.build(64)
     begin(norm, "cpu")
     run = torch.compile(norm, backend="aot_eager_decomp_partition")
     same(norm, norm, run, 4, 30, 64)
@@ -313,7 +313,7 @@ def test_a_compiled_step_of_half_precision_keeps_half_of_the_bytes(spec) -> None
 def step_of(spec, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """Return a norm, its input, and its output in a compiled step under autocast."""
     torch.compiler.reset()
-    norm = build_norm(spec, 64)
+    norm = spec.build(64)
     begin(norm, "cpu")
     x = torch.randn(4, 30, 64)
     with torch.autocast("cpu", dtype):

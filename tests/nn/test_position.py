@@ -18,7 +18,6 @@ from anyformer.config import (
     Normal,
     Position,
     Rotary,
-    Scheme,
     Sinusoidal,
     T5Bias,
     Window,
@@ -226,7 +225,7 @@ def test_only_the_layer_that_asks_has_a_table():
 def test_a_scheme_fills_its_own_tables():
     """What a scheme learns starts as it says, whatever its tables are called."""
 
-    class Kernel(Scheme):
+    class Kernel(Position):
         kind: Literal["kernel"] = "kernel"
 
         def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
@@ -244,7 +243,7 @@ def test_a_scheme_fills_its_own_tables():
 def test_a_scheme_acts_at_one_place():
     with pytest.raises(AssertionError, match="must act on embeddings or inside attention, not on both"):
 
-        class Both(Scheme):
+        class Both(Position):
             kind: Literal["both"] = "both"
 
             def embed(self, x, positions, tables):

@@ -35,7 +35,6 @@ from anyformer.config import (
     Tokens,
     Transform,
     Unscaled,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, Framing, attention, expect
@@ -178,7 +177,7 @@ def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
         found |= {
             f"{side}_layers": stack.depth,
             f"{side}_attention_heads": mixer.heads,
-            f"{side}_ffn_dim": hidden_width(network, config.width),
+            f"{side}_ffn_dim": network.hidden(config.width),
             "max_position_embeddings": length,
             "activation_function": name_of(network.activation),
             "dropout": block.dropout,

@@ -27,7 +27,6 @@ from anyformer.config import (
     TokenLabels,
     Tokens,
     Transform,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
@@ -163,7 +162,7 @@ def write_body(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.width,
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
-        "intermediate_size": hidden_width(feedforward, config.width),
+        "intermediate_size": feedforward.hidden(config.width),
         "hidden_act": name_of(feedforward.activation),
         "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
         "hidden_dropout_prob": block.dropout,

@@ -16,7 +16,6 @@ from anyformer.config import (
     Projected,
     Stack,
     Tokens,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, attention, expect
@@ -109,7 +108,7 @@ def _layers(stack: Stack, width: int, path: str) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
-        "intermediate_size": hidden_width(feedforward, width),
+        "intermediate_size": feedforward.hidden(width),
         "hidden_act": name_of(feedforward.activation),
         "layer_norm_eps": expect(block.norm, LayerNorm, f"{path}.blocks.0.norm").eps,
         "attention_dropout": mixer.dropout,

@@ -18,7 +18,6 @@ from anyformer.config import (
     Rotary,
     Stack,
     Tokens,
-    hidden_width,
     position_of,
 )
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
@@ -91,7 +90,7 @@ class DecoderParts(Generic[F]):
 
     @property
     def ff(self) -> int:
-        return hidden_width(self.feedforward, self.config.width)
+        return self.feedforward.hidden(self.config.width)
 
     @property
     def rotary(self) -> Rotary:

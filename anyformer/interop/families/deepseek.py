@@ -26,7 +26,6 @@ from anyformer.config import (
     Times,
     Tokens,
     YarnScaling,
-    hidden_width,
     position_of,
 )
 from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
@@ -128,15 +127,17 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
         next((n for n in networks if isinstance(n, Experts)), None), Experts, "decoder.blocks.0.feedforward"
     )
     dense = next((n for n in networks if isinstance(n, Gated)), None)
-    block, mixer, router = layers[0], attention(layers[0]), experts.router
+    block, mixer = layers[0], attention(layers[0])
+    chooses: type[SoftmaxTopK | SigmoidTopK] = SoftmaxTopK if version == 2 else SigmoidTopK
+    router = expect(experts.router, chooses, "decoder.blocks.0.feedforward.router")
     latent = expect(mixer.compress, Latent, "decoder.blocks.0.mixer.compress")
     rotary, (key, value) = expect(position_of(mixer, stack), Rotary, "decoder.position"), mixer.widths(config.width)
     bare = next(i for i, network in enumerate(networks) if isinstance(network, Experts))
     found = {
         "vocab_size": tokens.rows,
         "hidden_size": config.width,
-        "intermediate_size": hidden_width(dense, config.width) if dense else SIZES[version][1],
-        "moe_intermediate_size": hidden_width(experts.expert, config.width),
+        "intermediate_size": dense.hidden(config.width) if dense else SIZES[version][1],
+        "moe_intermediate_size": experts.expert.hidden(config.width),
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.heads,
@@ -205,7 +206,7 @@ def _network(ours: str, theirs: str, block: Block, width: int) -> Iterator[Rule]
     if not isinstance(network, Experts):
         yield from llama.gated_rules(ours, theirs)
         return
-    inner, each = hidden_width(network.expert, width), [f"{theirs}.experts.{n}" for n in range(network.count)]
+    inner, each = network.expert.hidden(width), [f"{theirs}.experts.{n}" for n in range(network.count)]
     yield Rule(f"{ours}.router.linear", f"{theirs}.gate")
     yield Rule(f"{ours}.router.bias", f"{theirs}.gate.e_score_correction_bias")
     up = [f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up")]

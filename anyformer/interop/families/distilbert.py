@@ -22,7 +22,6 @@ from anyformer.config import (
     TokenLabels,
     Tokens,
     Transform,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import bert
@@ -101,7 +100,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "dim": config.width,
         "n_layers": stack.depth,
         "n_heads": mixer.heads,
-        "hidden_dim": hidden_width(feedforward, config.width),
+        "hidden_dim": feedforward.hidden(config.width),
         "activation": name_of(feedforward.activation),
         "dropout": block.dropout,
         "attention_dropout": mixer.dropout,

@@ -18,7 +18,6 @@ from anyformer.config import (
     Stack,
     Window,
     YarnScaling,
-    hidden_width,
     pattern_of,
 )
 from anyformer.interop.config_fields import Fields
@@ -53,7 +52,7 @@ def read(fields: Fields) -> ModelConfig:
     given = fields.maybe("rope_parameters", dict)
     plain = llama.read(DEFAULTS, fields, None if given else Rotary(theta=fields("rope_theta", 150_000.0), scaling=YARN))
     stack, bias = expect(plain.decoder, Stack, "decoder"), fields("attention_bias", True)
-    width = hidden_width(expect(stack.blocks[0].feedforward, Gated, "feedforward"), plain.width)
+    width = expect(stack.blocks[0].feedforward, Gated, "feedforward").hidden(plain.width)
     limit = fields("swiglu_limit", 7.0)
     experts = Experts(
         count=fields("num_local_experts", 128),

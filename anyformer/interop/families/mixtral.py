@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import Block, Experts, Gated, ModelConfig, Stack, hidden_width
+from anyformer.config import Block, Experts, Gated, ModelConfig, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import end_rules, llama_like
@@ -51,7 +51,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for i, block in enumerate(config.decoder.unrolled()):
         ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
         experts = expect(block.feedforward, Experts, "feedforward")
-        width, moe = hidden_width(experts.expert, config.width), f"{theirs}.block_sparse_moe"
+        width, moe = experts.expert.hidden(config.width), f"{theirs}.block_sparse_moe"
         each = [f"{moe}.experts.{n}" for n in range(experts.count)]
         yield from llama.attention_rules(f"{ours}.mixer", theirs)
         yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")

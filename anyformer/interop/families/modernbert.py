@@ -30,7 +30,6 @@ from anyformer.config import (
     Tokens,
     Transform,
     Window,
-    hidden_width,
     pattern_of,
     position_of,
 )
@@ -129,7 +128,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     found: dict[str, Any] = {
         "vocab_size": expect(config.source, Tokens, "source").rows,
         "hidden_size": config.width,
-        "intermediate_size": hidden_width(network, config.width),
+        "intermediate_size": network.hidden(config.width),
         "num_hidden_layers": stack.depth - 1,
         "num_attention_heads": mixers[0].heads,
         "hidden_activation": name_of(network.activation),

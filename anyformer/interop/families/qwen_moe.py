@@ -14,7 +14,6 @@ from anyformer.config import (
     ModelConfig,
     SoftmaxTopK,
     Stack,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
@@ -94,12 +93,12 @@ def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
 
     changes = {"blocks": tuple(map(dense, stack.blocks)), "prefix": tuple(map(dense, stack.prefix))}
     plain = config.model_copy(update={"decoder": stack.model_copy(update=changes)})
-    width = hidden_width(mixture.expert, config.width)
+    width = mixture.expert.hidden(config.width)
     found = llama.write(variant.dense, plain) | {
         "num_experts": mixture.count,
         "num_experts_per_tok": mixture.top_k,
         "moe_intermediate_size": width,
-        "norm_topk_prob": mixture.router.normalize,
+        "norm_topk_prob": expect(mixture.router, SoftmaxTopK, "feedforward.router").normalize,
         "router_aux_loss_coef": mixture.balance,
         "mlp_only_layers": bare,
     }
@@ -124,7 +123,7 @@ def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> I
     if not isinstance(network, Experts):
         yield from llama.gated_rules(ours, theirs)
         return
-    inner, each = hidden_width(network.expert, width), [f"{theirs}.experts.{n}" for n in range(network.count)]
+    inner, each = network.expert.hidden(width), [f"{theirs}.experts.{n}" for n in range(network.count)]
     yield Rule(f"{ours}.router.linear", f"{theirs}.gate")
     yield from llama.gated_rules(f"{ours}.shared", f"{theirs}.shared_expert")
     yield Rule(f"{ours}.shared_gate", f"{theirs}.shared_expert_gate")

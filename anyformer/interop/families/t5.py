@@ -20,7 +20,6 @@ from anyformer.config import (
     T5Bias,
     Tokens,
     Unscaled,
-    hidden_width,
     position_of,
 )
 from anyformer.interop.config_fields import ACTIVATIONS, Fields, name_of, shown
@@ -101,7 +100,7 @@ def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
         "vocab_size": tokens.rows,
         "d_model": config.width,
         "d_kv": mixer.widths(config.width)[0],
-        "d_ff": hidden_width(network, config.width),
+        "d_ff": network.hidden(config.width),
         "num_layers": encoder.depth,
         "num_decoder_layers": decoder.depth,
         "num_heads": mixer.heads,

@@ -19,7 +19,6 @@ from anyformer.config import (
     Projected,
     Stack,
     Transform,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of, shown
 from anyformer.interop.family import Family, attention, expect
@@ -92,7 +91,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.width,
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
-        "intermediate_size": hidden_width(feedforward, config.width),
+        "intermediate_size": feedforward.hidden(config.width),
         "hidden_act": name_of(feedforward.activation),
         "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
         "qkv_bias": mixer.bias,

@@ -24,7 +24,6 @@ from anyformer.config import (
     Sinusoidal,
     Stack,
     Tokens,
-    hidden_width,
 )
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, attention, expect
@@ -106,7 +105,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         found |= {
             f"{side}_layers": stack.depth,
             f"{side}_attention_heads": mixer.heads,
-            f"{side}_ffn_dim": hidden_width(network, config.width),
+            f"{side}_ffn_dim": network.hidden(config.width),
             "activation_function": name_of(network.activation),
             "dropout": block.dropout,
             "attention_dropout": mixer.dropout,

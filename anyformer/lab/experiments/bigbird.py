@@ -24,8 +24,8 @@ from anyformer.config import (
     Rotary,
     Stack,
     Tokens,
+    pairs,
 )
-from anyformer.inspection.cost_rules import pairs
 from anyformer.inspection.count import count
 from anyformer.kernels.runtime import Runtime
 from anyformer.lab.cells import Cell, Result

@@ -21,7 +21,7 @@ class DisentangledAttention(MultiHeadAttention):
     content (norms included), or `own`.
     """
 
-    def __init__(self, spec: Attention, scheme: Disentangled, width: int):
+    def __init__(self, scheme: Disentangled, spec: Attention, width: int):
         super().__init__(spec, width)
         self.scale /= scheme.divisor
         k, _ = spec.widths(width)

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from anyformer.config import Attention, Latent
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, split_heads
-from anyformer.nn.norm import build_norm
 
 
 class LatentProjection(nn.Module):
@@ -25,9 +24,9 @@ class LatentProjection(nn.Module):
         self.heads, self.parts = h, (k - rotary, rotary)
         query = compress.query_rank
         self.down = Linear(width, (query or h * k, rank, rotary), bias=spec.bias)
-        self.query_norm = build_norm(compress.norm, query) if query else nn.Identity()
+        self.query_norm = compress.norm.build(query) if query else nn.Identity()
         self.query_up = Linear(query, h * k, bias=False) if query else nn.Identity()
-        self.norm = build_norm(compress.norm, rank)
+        self.norm = compress.norm.build(rank)
         self.up = Linear(rank, (h * (k - rotary), h * k_v), bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,8 +8,7 @@ from anyformer.config import GatedDelta
 from anyformer.kernels.linear_recurrence import Recurrence
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, split_heads
-from anyformer.nn.norm import build_norm
+from anyformer.nn.linear import Linear, OutBranch, split_heads
 from anyformer.nn.state_mixers.decay_init import reset_decay
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 from anyformer.nn.state_mixers.state_rows import StateRows
@@ -18,7 +17,7 @@ EPS = 1e-6  # under the root of a norm of q and k
 DECAY_RATES = (0.0, 16.0)  # A at initialisation is uniform between them
 
 
-class GatedDeltaMixer(nn.Module):
+class GatedDeltaMixer(OutBranch):
     """out(norm(o) · silu(z)), o_t = S_tᵀ q_t / sqrt(k) for each head."""
 
     def __init__(self, spec: GatedDelta, width: int):
@@ -30,7 +29,7 @@ class GatedDeltaMixer(nn.Module):
         self.rates = Linear(width, (h, h), bias=False)  # of the delta rule, and of the decay
         self.conv = ShortConvolution(sum(self.widths), spec.convolution)
         self.log_a, self.dt_bias = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(h))
-        self.norm = build_norm(spec.norm, k_v)
+        self.norm = spec.norm.build(k_v)
         self.out = Linear(h * k_v, width, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

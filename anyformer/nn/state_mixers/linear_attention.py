@@ -1,24 +1,23 @@
 """Linear attention: plain (Katharopoulos et al. 2020) and gated (GLA, Yang et al. 2024)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ChannelDecay, LinearAttention
+from anyformer.config.state_mixer import SUM_COLUMNS
 from anyformer.kernels.chunked_recurrence import MIN_LOG_DECAY
 from anyformer.kernels.linear_recurrence import Recurrence
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, split_heads
-from anyformer.nn.norm import build_norm
+from anyformer.nn.linear import Linear, OutBranch, split_heads
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 from anyformer.nn.state_mixers.state_rows import StateRows
 
-SUM_COLUMNS = 8  # of v: one of ones, whose output is the sum of weights, and zeros, since tensor cores read 8 at a time
 TINY = 1e-6  # smallest sum of weights, that of padding; features of elu + 1 are above it
 
 
-class LinearAttentionMixer(nn.Module):
+class LinearAttentionMixer(OutBranch):
     """out(gate · norm(o)), o_t = S_tᵀ φ(q_t) for each head."""
 
     def __init__(self, spec: LinearAttention, width: int):
@@ -34,7 +33,7 @@ class LinearAttentionMixer(nn.Module):
             self.decay_down = Linear(width, spec.decay.rank, bias=False)
             self.decay_up = Linear(spec.decay.rank, h * k, bias=True)
             self.temperature = spec.decay.temperature
-        self.norm = build_norm(spec.norm, k_v)
+        self.norm = spec.norm.build(k_v)
         self.out = Linear(h * k_v, width, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

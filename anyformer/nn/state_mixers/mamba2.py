@@ -8,8 +8,7 @@ from anyformer.config import Mamba2
 from anyformer.kernels.linear_recurrence import Recurrence
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, split_heads
-from anyformer.nn.norm import build_norm
+from anyformer.nn.linear import Linear, OutBranch, split_heads
 from anyformer.nn.state_mixers.decay_init import reset_decay
 from anyformer.nn.state_mixers.short_convolution import ShortConvolution
 from anyformer.nn.state_mixers.state_rows import StateRows
@@ -17,7 +16,7 @@ from anyformer.nn.state_mixers.state_rows import StateRows
 DECAY_RATES = (1.0, 16.0)  # A at initialisation is uniform between them
 
 
-class Mamba2Mixer(nn.Module):
+class Mamba2Mixer(OutBranch):
     """out(norm(o · silu(z))), o_t = S_tᵀ C_t + D x_t, with S_t = exp(-A Δ_t) S_{t-1} + B_t (Δ_t x_t)ᵀ in each head."""
 
     def __init__(self, spec: Mamba2, width: int):
@@ -29,7 +28,7 @@ class Mamba2Mixer(nn.Module):
         self.conv = ShortConvolution(sum(self.widths), spec.convolution, bias=True)
         self.log_a, self.dt_bias = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(h))
         self.skip = nn.Parameter(torch.empty(h))  # D
-        self.norm = build_norm(spec.norm, h * p)
+        self.norm = spec.norm.build(h * p)
         self.out = Linear(h * p, width, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -1,0 +1,151 @@
+"""Parts: specs that describe themselves, in families that anyone may add to. Imports no torch.
+
+A family is a class without a `kind` of its own, such as `Norm`: its methods say what a part must tell of itself. A
+field whose type is a family takes any part of it, ours or yours, by its `kind`. Parts of the package are known when
+their class is defined; your own are made known by `register`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, get_args
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from anyformer.config.spec import Spec
+
+PACKAGE = __name__.partition(".")[0]
+
+
+_PARTS: "list[type[Part]]" = []  # all known ones, in the order of their definition
+
+
+class Part(Spec):
+    """Base of families and parts."""
+
+    kind: str
+    default_kind: ClassVar[str | None] = None  # of a family: the kind of a table without one
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        if not cls.is_family() and cls.__module__.partition(".")[0] == PACKAGE:
+            _PARTS.append(cls)
+
+    @classmethod
+    def is_family(cls) -> bool:
+        """Return whether the class has no `kind` of its own: fields of this type take any of its parts."""
+        return cls.model_fields["kind"].is_required()
+
+    @classmethod
+    def choices(cls) -> list[type[Spec]]:
+        return [part for part in _PARTS if issubclass(part, cls)] if cls.is_family() else [cls]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if not cls.is_family() or not (parts := cls.choices()):
+            return handler(source)
+        by_kind: dict[Any, CoreSchema] = {kind_of(part): handler.generate_schema(part) for part in parts}
+        chosen = core_schema.tagged_union_schema(by_kind, discriminator="kind")
+        return core_schema.no_info_before_validator_function(cls._as_table, chosen)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        if cls.default_kind and cls.is_family():
+            found["default_kind"] = cls.default_kind
+        return found
+
+    @classmethod
+    def _as_table(cls, value: Any) -> Any:
+        """Return a bare kind as a table, and a table without a kind with the usual one."""
+        if isinstance(value, str):
+            return {"kind": value}
+        usual = cls.default_kind
+        return {"kind": usual, **value} if usual and isinstance(value, dict) and "kind" not in value else value
+
+
+def all_parts() -> list[type[Part]]:
+    """Return all parts that are known."""
+    return list(_PARTS)
+
+
+def kind_of(part: type[Spec]) -> str:
+    """Return the word that selects a part."""
+    return str(part.model_fields["kind"].default)
+
+
+def families(part: type[Part]) -> list[type[Part]]:
+    """Return the families that a part belongs to, the narrowest first."""
+    return [cls for cls in part.__mro__ if issubclass(cls, Part) and cls is not Part and cls.is_family()]
+
+
+def register(*parts: type[Part]) -> None:
+    """Make parts of your own known, so that configs name them by their `kind`.
+
+    A part is a subclass of a family (`anyformer.config.Norm`, for example) that has a literal `kind` and its family's
+    methods. Registering a class again, after a change in a notebook, replaces it.
+    """
+    for part in parts:
+        _check(part)
+    for part in parts:
+        same = (part.__module__, part.__qualname__)
+        _PARTS[:] = [known for known in _PARTS if (known.__module__, known.__qualname__) != same]
+        _PARTS.append(part)
+    for spec in _containing({family for part in parts for family in families(part)}):
+        spec.model_rebuild(force=True)
+
+
+def _check(part: Any) -> None:
+    """Raise a `ValueError` for what is no complete part, or has the kind of another one."""
+    if not isinstance(part, type) or not issubclass(part, Part):
+        raise ValueError(f"{part!r} is no part: a part is a subclass of a family such as anyformer.config.Norm")
+    name = part.__name__
+    if part.is_family():
+        raise ValueError(
+            f'{name} has no kind: give it one, such as `kind: Literal["{name.lower()}"] = "{name.lower()}"`'
+        )
+    if not (own := families(part)):
+        raise ValueError(f"{name} belongs to no family: derive it from one, such as anyformer.config.Norm")
+    if missing := sorted(getattr(part, "__abstractmethods__", ())):
+        raise ValueError(f"{name} lacks {', '.join(missing)}: every {own[-1].__name__} has these methods")
+    for known in own[-1].choices():
+        same = (known.__module__, known.__qualname__) == (part.__module__, part.__qualname__)
+        if kind_of(known) == kind_of(part) and not same:
+            where = f"{known.__module__}.{known.__qualname__}"
+            raise ValueError(f"{name} has the kind '{kind_of(part)}', which {where} has already: choose another")
+
+
+def _containing(changed: set[type[Part]]) -> list[type[Spec]]:
+    """Return all specs with a part of the changed families inside, each after those inside it."""
+    found: dict[type[Spec], bool] = {}
+
+    def visit(spec: type[Spec]) -> bool:
+        """Return whether a spec, or a field of it, is or holds a changed family."""
+        if spec in found:
+            return found[spec]
+        found[spec] = False  # a part that holds its own family
+        specs = {member for field in spec.model_fields.values() for member in _specs(field.annotation)}
+        reached = [visit(choice) for member in specs for choice in {member, *member.choices()}]
+        holds = any(reached) or any(member in changed for member in specs)
+        del found[spec]
+        found[spec] = holds  # after those inside it
+        return holds
+
+    for spec in _subclasses(Spec):
+        visit(spec)
+    return [spec for spec, holds in found.items() if holds and not (issubclass(spec, Part) and spec.is_family())]
+
+
+def _subclasses(cls: type[Spec]) -> Iterator[type[Spec]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def _specs(annotation: Any) -> Iterator[type[Spec]]:
+    """Yield the specs in the type of a field."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _specs(inner)
