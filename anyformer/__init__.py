@@ -17,6 +17,7 @@ from anyformer.moved import MovedModules
 if TYPE_CHECKING:
     from anyformer import config as config, presets as presets
     from anyformer.config.model import ModelConfig as ModelConfig
+    from anyformer.config.part import register as register
     from anyformer.config.spec import ConfigError as ConfigError
     from anyformer.decoding.generate import generate as generate
     from anyformer.decoding.prefix_cache import Reuse as Reuse
@@ -50,6 +51,7 @@ _HOMES = {
     "load": "anyformer.run",
     "presets": "anyformer.presets",
     "quantise": "anyformer.transforms.quantise",
+    "register": "anyformer.config.part",
     "show": "anyformer.explore.show",
     "to_hf": "anyformer.interop.hf_folder",
     "train": "anyformer.training.train",
@@ -71,6 +73,7 @@ __all__ = [
     "load",
     "presets",
     "quantise",
+    "register",
     "show",
     "to_hf",
     "train",

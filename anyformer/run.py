@@ -49,6 +49,7 @@ from anyformer.config import (
     Tokens,
     io,
 )
+from anyformer.config.outside import record
 from anyformer.config.spec import visible
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
@@ -369,6 +370,7 @@ def write_run(folder: Path, run: Run) -> None:
 def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
     """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
+    record(config, folder)
     media, source = media_of(task), task.source_tokenizer is not None
     required = media is not None and media.required
     io.save(TaskFile(task=spec, source_tokenizer=source, media_required=required), folder / "task.json")

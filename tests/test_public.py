@@ -195,6 +195,7 @@ def test_names() -> None:
         "load",
         "presets",
         "quantise",
+        "register",
         "show",
         "to_hf",
         "train",

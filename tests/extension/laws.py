@@ -1,0 +1,55 @@
+"""Laws for a model with any part: what every part of the package obeys, too."""
+
+from itertools import pairwise
+
+import torch
+
+import anyformer as af
+from anyformer.config import ModelConfig, io
+
+VOCAB = 11
+
+
+def model_with(**parts) -> ModelConfig:
+    """A decoder of two blocks, of attention where no other mixer is given."""
+    block = {"mixer": {"heads": 2}, "norm": "rms", **{key: part for key, part in parts.items() if key != "position"}}
+    stack = {"depth": 2, "blocks": block, "position": parts.get("position", "none"), "final_norm": "rms"}
+    data = {"width": 8, "target": {"kind": "tokens", "vocab": VOCAB}, "decoder": stack, "head": {"kind": "lm"}}
+    return io.build(ModelConfig, data)
+
+
+def built(config: ModelConfig, seed: int = 0) -> af.Transformer:
+    torch.manual_seed(seed)
+    model = af.Transformer(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def holds_its_laws(config: ModelConfig) -> None:
+    """Round trips, costs, causality, padding, packing and caching."""
+    for format in ("toml", "json"):
+        assert io.loads(ModelConfig, io.dumps(config, format), format) == config
+    with torch.device("meta"):
+        assert sum(p.numel() for p in af.Transformer(config).parameters()) == af.count(config, length=6).parameters
+    model = built(config)
+    ids = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+    whole = model(ids)
+    changed = ids.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % VOCAB
+    assert torch.allclose(model(changed)[:, :6], whole[:, :6]), "reads later tokens"
+    padded = torch.cat((ids, ids[:, :3]), dim=1)
+    segments = torch.zeros(padded.shape, dtype=torch.long)
+    segments[:, 9:] = -1
+    assert torch.allclose(model(padded, segments=segments)[:, :9], whole), "reads padding"
+    packed = torch.cat((ids[:1], ids[1:]), dim=1)
+    of = torch.arange(2).repeat_interleave(9)[None]
+    assert torch.allclose(model(packed, segments=of)[0, 9:], whole[1]), "reads the row packed before it"
+    cache, outs = model.new_cache(2, 9), []
+    for a, b in pairwise((0, 4, 5, 6, 9)):
+        outs.append(model.decode(ids[:, a:b], cache=cache))
+    assert torch.allclose(torch.cat(outs, dim=1), model.decode(ids)), "with a cache it computes something else"
+    model.train()
+    model(ids).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

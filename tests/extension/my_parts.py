@@ -1,0 +1,175 @@
+"""Parts as a user writes them, one of each family within a block."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from anyformer.config import (
+    Activation,
+    Attention,
+    FeedForward,
+    Mixer,
+    Norm,
+    Pattern,
+    Plain,
+    Position,
+    Size,
+)
+from anyformer.config.cost import Cost, Matrix, Sizes, linear, linear_costs
+
+
+class Kerple(Position):
+    """Scores minus r₁ log(1 + r₂ |q - k|), with two learned numbers per head (KERPLE, Chi et al. 2022)."""
+
+    kind: Literal["kerple"] = "kerple"
+
+    def tables(self, width, heads):
+        return {"logs": (2, heads)}
+
+    def fill(self, name, table, std):
+        table.zero_()
+
+    def levels(self, heads, causal, tables, device):
+        return tables["logs"].exp()
+
+    def score(self, levels, head, q, k):
+        return -levels[0, head] * torch.log1p(levels[1, head] * (q - k).abs())
+
+
+class Strided(Pattern):
+    """The tokens whose distance is a multiple of `step`, and the last `step` ones."""
+
+    kind: Literal["strided"] = "strided"
+    step: Size = 2  # distance between two of the keys that are far away
+
+    @property
+    def looks_ahead(self):
+        return False
+
+    def sees(self, q, k, of_q=None, of_k=None):
+        back = q - k
+        return (back >= 0) & ((back < self.step) | (back % self.step == 0))
+
+
+class ScaleNorm(Norm):
+    """g · x / |x| with one learned g (Nguyen and Salazar 2019)."""
+
+    kind: Literal["scale"] = "scale"
+
+    def build(self, width):
+        return ScaleNormModule(width)
+
+    def cost(self, width, rows):
+        return Cost(1, saved=rows * width)
+
+
+class ScaleNormModule(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gain, self.start = nn.Parameter(torch.empty(1)), width**0.5
+
+    def forward(self, x):
+        return self.gain * F.normalize(x, dim=-1, eps=1e-6)
+
+    def reset(self):
+        self.gain.fill_(self.start)
+
+
+class Mish(Activation):
+    """x · tanh(softplus(x)) (Misra 2019)."""
+
+    kind: Literal["mish"] = "mish"
+
+    def function(self):
+        return F.mish
+
+
+class Bottleneck(FeedForward):
+    """A narrow hidden layer with a skip connection around it."""
+
+    kind: Literal["bottleneck"] = "bottleneck"
+    rank: Size = 4  # width of the hidden layer
+    activation: Activation = Mish()  # function of the hidden layer
+
+    def build(self, width):
+        return BottleneckModule(self, width)
+
+    def matrices(self, width):
+        yield Matrix("down", width, self.rank)
+        yield Matrix("up", self.rank, width)
+
+    def cost(self, width, rows):
+        return linear_costs(self.matrices(width), rows) + Cost(saved=2 * rows * self.rank)
+
+
+class BottleneckModule(nn.Module):
+    def __init__(self, spec, width):
+        super().__init__()
+        from anyformer.nn.linear import Linear
+
+        self.down, self.up = Linear(width, spec.rank, bias=False), Linear(spec.rank, width, bias=False)
+        self.act = spec.activation.function()
+
+    def forward(self, x, ctx):
+        return x + self.up(self.act(self.down(x)))
+
+
+class Double(Attention):
+    """Attention whose output is doubled: it stores keys and values as attention does."""
+
+    kind: Literal["double"] = "double"
+
+    def build(self, width):
+        from anyformer.nn.attention import MultiHeadAttention
+
+        class DoubleModule(MultiHeadAttention):
+            def forward(self, x, ctx):
+                return 2 * super().forward(x, ctx)
+
+        return DoubleModule(self, width)
+
+
+class Mean(Mixer):
+    """A linear layer of the mean of all tokens up to one's own: it stores what it reads, one vector per token."""
+
+    kind: Literal["mean"] = "mean"
+
+    def build(self, width):
+        return MeanModule(width)
+
+    def stores(self, width):
+        return Sizes(1, width, 0)
+
+    def matrices(self, width):
+        yield Matrix("out", width, width)
+
+    def cost(self, width, b, t, side):
+        cached = self.stores(width).cached(b, t) * (side == "decoder")
+        return linear(width, width, b * t, bias=False) + Cost(cached=cached)
+
+
+class MeanModule(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        from anyformer.nn.linear import Linear
+
+        self.out = Linear(width, width, bias=False)
+
+    def forward(self, x, ctx):
+        from anyformer.attention.layout import sees
+        from anyformer.config import Causal
+
+        read = ctx.with_history(x)
+        seen = sees(Causal(), ctx.layout, ctx.keys).to(x.dtype)
+        return self.out(seen @ read / seen.sum(-1, keepdim=True).clamp(min=1))
+
+
+class Wide(Plain):
+    """A plain network of eight times the width: a part may derive from one of ours."""
+
+    kind: Literal["wide"] = "wide"
+
+    def hidden(self, width):
+        return self.width or 8 * width

@@ -1,0 +1,193 @@
+"""Parts from outside the package: of a file, of an installed package, and registered in a program."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import anyformer as af
+from anyformer.config import ConfigError, ModelConfig, Norm, import_file, io
+from anyformer.config.cost import Cost
+from tests.extension.laws import holds_its_laws, model_with
+
+FILE = Path(__file__).with_name("my_parts.py")
+PARTS = {
+    "position": {"position": "kerple"},
+    "pattern": {"mixer": {"heads": 2, "pattern": {"kind": "strided", "step": 3}}},
+    "norm": {"norm": "scale"},
+    "activation": {"feedforward": {"kind": "gated", "activation": "mish"}},
+    "feedforward": {"feedforward": {"kind": "bottleneck", "rank": 3}},
+    "network": {"feedforward": {"kind": "experts", "count": 3, "top_k": 2, "expert": "wide", "shared": 1}},
+    "attention": {"mixer": {"kind": "double", "heads": 2}, "position": "rotary"},
+    "mixer": {"mixer": "mean"},
+}
+DECODER = "decoder.blocks.0"
+CHANGES = [
+    "decoder.position=kerple",
+    f"{DECODER}.mixer={{kind='double', heads=2}}",
+    f"{DECODER}.norm=scale",
+    f"{DECODER}.feedforward={{kind='bottleneck', rank=3}}",
+]
+
+
+@pytest.fixture(autouse=True)
+def mine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYFORMER_IMPORT", "")
+    import_file(FILE)
+
+
+def anyformer(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "anyformer", *map(str, args)]
+    own = {key: value for key, value in os.environ.items() if key != "ANYFORMER_IMPORT"} | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=own)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_from_outside_obeys_the_laws(name: str) -> None:
+    holds_its_laws(model_with(**PARTS[name]))
+
+
+def test_the_schema_knows_parts_from_outside() -> None:
+    schema = json.dumps(io.schema(ModelConfig))
+    assert all(f'"{kind}"' in schema for kind in ("kerple", "strided", "scale", "mish", "bottleneck", "double", "mean"))
+    assert "width of the hidden layer" in schema  # the comment beside the field
+
+
+def test_an_adapter_finds_their_linear_layers() -> None:
+    config = model_with(feedforward="bottleneck").model_dump()
+    config["adapter"] = {"kind": "lora", "rank": 2, "targets": ["*.feedforward"]}
+    model = af.Transformer(io.build(ModelConfig, config))
+    assert {name.split(".")[-3] for name, _ in model.named_parameters() if ".lora." in name} == {"down", "up"}
+
+
+def test_faults_name_parts_from_outside() -> None:
+    with pytest.raises(ConfigError, match="unknown kind; did you mean 'kerple'"):
+        model_with(position="kerpel")
+    with pytest.raises(ConfigError, match=r"blocks\.0\.feedforward\.rank = 0: must be at least 1"):
+        model_with(feedforward={"kind": "bottleneck", "rank": 0})
+
+
+class Double(Norm):
+    """Twice the input."""
+
+    kind: Literal["twice"] = "twice"
+
+    def build(self, width):
+        import torch
+
+        return torch.nn.Identity()
+
+    def cost(self, width, rows):
+        return Cost()
+
+
+def test_a_class_is_known_once_it_is_registered() -> None:
+    with pytest.raises(ConfigError, match=r"kind 'twice' is not registered: call anyformer.register\(Double\)"):
+        af.config.Block(mixer="none", norm=Double())
+    af.register(Double)
+    assert io.build(af.config.Block, {"mixer": "none", "norm": "twice"}).norm == Double()
+    af.register(Double)  # again, as in a notebook
+
+
+def test_what_is_no_whole_part_is_refused() -> None:
+    class Nameless(Norm):
+        """Without a kind."""
+
+    class Costless(Norm):
+        kind: Literal["costless"] = "costless"
+
+        def build(self, width):
+            return None
+
+    class Other(Double):
+        kind: Literal["rms"] = "rms"
+
+    for part, what in (
+        (Nameless, "has no kind"),
+        (Costless, "lacks cost"),
+        (Other, "which anyformer.config.norm.RMSNorm"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            af.register(part)
+    with pytest.raises(ValueError, match="is no part"):
+        af.register(dict)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with parts of the file, trained by the command alone."""
+    folder = tmp_path_factory.mktemp("outside") / "run"
+    few = ["train.steps=4", "data.train.count=64", "data.valid.count=16", "data.test.count=16"]
+    changes = [f"model.{change}" for change in CHANGES]
+    done = anyformer("train", "sort", "--out", folder, *few, *changes, "--import", FILE)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.system
+def test_a_run_with_them_is_used_like_any_other(run: Path, tmp_path: Path) -> None:
+    recorded = json.loads((run / "parts.json").read_text())
+    assert {"Position kerple", "Mixer double", "Norm scale", "FeedForward bottleneck"} <= recorded.keys()
+    assert (run / FILE.name).read_bytes() == FILE.read_bytes()
+    (tmp_path / "in.txt").write_text("n1 n3 n2\n" * 3)
+    for verb in (["count", run], ["evaluate", run], ["predict", run, tmp_path / "in.txt"], ["config", "show", run]):
+        done = anyformer("--import", FILE, *verb)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.system
+def test_a_run_imports_nothing_that_its_folder_names(run: Path, tmp_path: Path) -> None:
+    """Not even where the copy of the file lies beside the program."""
+    (run.parent / FILE.name).write_text("raise SystemExit('imported')")
+    command = [sys.executable, "-m", "anyformer", "predict", "run", "in.txt"]
+    (run.parent / "in.txt").write_text("n1 n2\n")
+    own = {key: value for key, value in os.environ.items() if key != "ANYFORMER_IMPORT"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=run.parent, env=own)
+    assert (done.returncode, "imported" in done.stdout + done.stderr) == (2, False)
+    assert f"needs the part 'kerple' (Position) of {FILE.name}: give it with --import {FILE.name}" in done.stderr
+    assert f"the folder has a copy, {Path('run') / FILE.name}: read it first" in done.stderr
+
+
+def test_a_changed_file_is_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyformer.config import outside
+
+    changed = outside._SOURCES["my_parts"]._replace(sha256="0" * 64)
+    monkeypatch.setitem(outside._SOURCES, "my_parts", changed)
+    with pytest.warns(UserWarning, match="my_parts.py has changed since the run was saved"):
+        io.load(ModelConfig, run / "config.json")
+
+
+@pytest.mark.system
+def test_an_installed_package_needs_no_option(tmp_path: Path) -> None:
+    """What pip writes of a package with an entry point; its parts are found where a config names one."""
+    (tmp_path / "lab_parts.py").write_text(FILE.read_text())
+    info = tmp_path / "lab_parts-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-parts\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[anyformer.parts]\nlab = lab_parts\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = anyformer(
+        "count", "gpt2", "depth=1", "width=16", "heads=2", "vocab=11", f"{DECODER}.mixer=mean", PYTHONPATH=path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "decoder mean" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("x = 1", "defines no part"),
+        ("import nowhere_to_be_found", "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_file_without_parts_is_refused(text: str | None, what: str, tmp_path: Path) -> None:
+    file = tmp_path / f"refused_{abs(hash(what))}.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=what):
+        import_file(file)
