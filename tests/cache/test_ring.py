@@ -183,7 +183,7 @@ def test_to_nothing(kind: str):
 
 @pytest.mark.parametrize(
     ("positions", "segments"),
-    [([[4, 5]], None), ([[6, 6]], None), ([[7, 6]], None), (None, [[1, 0]]), ([[6, 6]], [[0, 0]])],
+    [([[4, 5]], None), ([[6, 6]], None), ([[7, 6]], None), (None, [[2, 1]]), ([[6, 6]], [[0, 0]])],
     ids=["back", "twice", "turned", "an old segment", "twice in a segment"],
 )
 def test_tokens_come_in_order(positions: list | None, segments: list | None):
