@@ -113,6 +113,8 @@ def _section(name: str, title: str, rows: dict[str, Any]) -> str:
     told = f"""{machine["name"]}, {machine["threads"]} CPU threads, torch {machine["torch"]}, {versions}, Python \
 {machine["python"]}; measured matmul peak {product:,.3g} TFLOP/s, measured copy bandwidth {copy:,.4g} GB/s."""
     more = (_fp8(name, curves) if curves else "") + (_growth(name, growth) if growth else "")
+    if name == "h200":
+        more += _new_user(json.loads((RESULTS / "new_user.json").read_text(encoding="utf-8")))
     return f"""## {title}
 
 {fill(told, 120)}
@@ -146,6 +148,34 @@ def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
 
 ![Training loss by step in fp8 and in bf16 for two models: the curves lie on each other](figures/fp8-{name}.png)
 """
+
+
+NEW_USER = """Six sets by `anyformer new`, `train` and `evaluate`, without any other setting than `--minutes`
+(`python -m benchmarks.new_user`). Results are those of the test rows, or of the validation rows where it says so. The
+rates of learning fell once over the time in these runs; by now they fall in cycles where the data are read many times.
+*Alone*: warm steps with nothing beside them, of which kernels take the milliseconds in brackets: none waits for the
+CPU, so that steps of few tokens are limited by the number of their kernels. *Before* are tokens/s of the recipes that
+`new` wrote until then, in the middle of trainings side by side."""
+
+
+def _new_user(found: dict[str, Any]) -> str:
+    beside = f", {found['beside']} trainings side by side on one GPU" if found["beside"] > 1 else ""
+    table: list[tuple[str, ...]] = [("data", "seconds", "steps", "tokens/s", "result", "alone, tokens/s", "before")]
+    for name, row in found["rows"].items():
+        alone = ""
+        if one := row.get("alone"):
+            alone = f"{one['tokens_per_second']:,}: {one['ms']} ms ({one['busy']}), {one['kernels']} kernels"
+        told = ", ".join(f"{key} {value:.4g}" for key, value in row["metrics"].items())
+        numbers = [f"{row[key]:,}" if key in row else "" for key in ("seconds", "steps", "tokens_per_second")]
+        table.append((name, *numbers, told, alone, f"{row['before']:,}" if "before" in row else ""))
+    return f"""
+### What a new user gets
+
+{NEW_USER}
+
+`--minutes {found["minutes"]:g}`{beside}:
+
+{markdown(table)}"""
 
 
 def _growth(name: str, growth: dict[str, Any]) -> str:

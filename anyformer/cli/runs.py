@@ -63,7 +63,7 @@ def train_(
         bool,
         typer.Option(
             "--dry-run",
-            help="Read the data, build the model, take a few steps, and print memory and time. Nothing is written.",
+            help="Read the data, build the model, take a few steps, and print memory and time. No run is written.",
         ),
     ] = False,
 ) -> None:
