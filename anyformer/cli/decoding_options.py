@@ -23,6 +23,10 @@ def _declared(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of new tokens; the default depends on the task.")
     ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Maximum number of tokens of prompt and answer; the default is the length of the training."),
+    ] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="Minimum number of new tokens.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help=r"Stop before this string; may be repeated. In bash, $'\n' is a newline.")
@@ -226,10 +230,15 @@ def note_unfinished(run: "Run", folder: Path) -> None:
 
 def limit_note(limit: int, instead: str) -> str:
     """Return why an answer was cut off after `limit` tokens; `instead` is what helps where positions ran out."""
-    from anyformer.tasks.answer_budgets import PositionLimit
+    from anyformer.tasks.answer_budgets import PositionLimit, TrainedLimit
 
-    positions = isinstance(limit, PositionLimit)
-    why = f"the model has no further positions; {instead}" if positions else "--max-new-tokens sets it"
+    match limit:
+        case PositionLimit():
+            why = f"the model has no further positions; {instead}"
+        case TrainedLimit():
+            why = f"the model was trained for no longer texts; {instead}, or --context allows more"
+        case _:
+            why = "--max-new-tokens sets it"
     return f"stopped at the limit of {limit:,} tokens: {why}"
 
 

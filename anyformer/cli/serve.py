@@ -36,6 +36,10 @@ def serve(
     max_rows: Annotated[int, typer.Option(min=1, help="Answers that are written together.")] = 256,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that wait; others get 429.")] = 1024,
     max_streams: Annotated[int, typer.Option(min=1, help="Answers that are streamed; others get 429.")] = 256,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer; by default what each model was trained for."),
+    ] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt; others get 400.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Largest max_tokens of a request.")] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request; others get 413.")] = 2**21,
@@ -81,6 +85,7 @@ def serve(
     limits = Limits(
         max_rows=max_rows,
         queue=max_queue,
+        context=context,
         max_prompt=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         pages=pages,

@@ -28,7 +28,7 @@ from anyformer.config.inputs_heads import (
     Tokens,
 )
 from anyformer.config.mixer import Recurrent
-from anyformer.config.position import Position
+from anyformer.config.position import Position, RotaryScheme
 from anyformer.config.spec import ConfigError, Fault, Size, Spec
 from anyformer.config.stack_rules import skip_faults, stack_faults
 
@@ -72,6 +72,12 @@ class ModelConfig(Spec):
         last = self.target if self.decoder else self.source
         assert last is not None
         return last
+
+    @property
+    def trained_length(self) -> int | None:
+        """The longest text in training, in tokens, given or by the scaling of rotary positions; None: unknown."""
+        position = self.decoder.position if self.decoder else None
+        return self.context or (position.trained_length if isinstance(position, RotaryScheme) else None)
 
     @property
     def vocab(self) -> int:

@@ -117,6 +117,17 @@ class RotaryScheme(Position):
     def limit(self) -> int | None:
         return self.scaling.context if isinstance(self.scaling, LongRopeScaling) else None
 
+    @property
+    def trained_length(self) -> int | None:
+        """The longest text that the angles were trained for, as far as their scaling says."""
+        match self.scaling:
+            case (
+                YarnScaling(factor=factor, original_length=length)
+                | Llama3Scaling(factor=factor, original_length=length)
+            ):
+                return int(factor * length)
+        return None
+
     def rotated(self, key_width: int) -> int:
         """Return the number of rotated dimensions of a head."""
         return int(key_width * self.fraction)

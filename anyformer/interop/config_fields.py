@@ -376,10 +376,7 @@ def plain_theta(rotary: Rotary, key_width: int) -> Rotary:
 
 def length_of(rotary: Rotary, usual: int) -> int:
     """Return `max_position_embeddings`: from the scaling, if there is one, else the family's default."""
-    match rotary.scaling:
-        case YarnScaling(factor=factor, original_length=length) | Llama3Scaling(factor=factor, original_length=length):
-            return int(factor * length)
-    return usual
+    return rotary.trained_length or usual
 
 
 def name_of(activation: Activation, first: str = "") -> str:

@@ -68,7 +68,7 @@ class Header(NamedTuple):
     tied: bool
 
     def config(self) -> ModelConfig:
-        """Return the config; rotary positions are unlimited, so `length` is not part of it."""
+        """Return the config; rotary positions have no end, so `length` is that of the training."""
         config = presets.llama(
             depth=self.depth,
             width=self.width,
@@ -78,7 +78,9 @@ class Header(NamedTuple):
             vocab=self.vocab,
         )
         ends = Special(bos=BOUND, eos=BOUND)
-        return config.model_copy(update={"tie": "output" if self.tied else "none", "special": ends})
+        return config.model_copy(
+            update={"tie": "output" if self.tied else "none", "special": ends, "context": self.length}
+        )
 
 
 def read_header(path: Path) -> Header:

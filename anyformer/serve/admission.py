@@ -24,6 +24,14 @@ def limits_of(model: Transformer) -> tuple[int | None, int | None]:
     return min(decoder, default=None), min(source, default=None)
 
 
+def longest_text(model: Transformer, limits: Limits) -> int | None:
+    """Return how many tokens of prompt and answer a model may read, or of the answer of an encoder-decoder."""
+    if model.decoder is None:
+        return None
+    positions, trained = limits_of(model)[0], limits.context or model.config.trained_length
+    return min((limit for limit in (positions, trained) if limit is not None), default=None)
+
+
 def check_generation(info: Model, model: Transformer, limits: Limits, generation: Generation) -> None:
     """Raise the error of a request that this model cannot answer."""
     if not isinstance(model.config.head, LM) or model.decoder is None:
@@ -89,4 +97,7 @@ def _check_lengths(info: Model, model: Transformer, limits: Limits, generation: 
     last = (1 if pair else read) + max(new, 1) - 1  # the last token of an answer is not read again
     if info.max_length is not None and last > info.max_length:
         before = "" if pair else f"the prompt has {read} tokens and "
-        raise TooLong(f"{before}max_new_tokens = {new}: the model has {info.max_length} positions")
+        why = f"the model has {info.max_length} positions"
+        if info.max_length != limits_of(model)[0]:
+            why = f"the context is {info.max_length} tokens (option context of the server)"
+        raise TooLong(f"{before}max_new_tokens = {new}: {why}")

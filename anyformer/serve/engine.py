@@ -13,7 +13,7 @@ from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
 from anyformer.serve.adapters import share_body
-from anyformer.serve.admission import check_generation, limits_of
+from anyformer.serve.admission import check_generation, limits_of, longest_text
 from anyformer.serve.encoders import EncodeServer, Scoring, TextJob, encode_kinds
 from anyformer.serve.job import Item, Job, Mailbox, Outbox, Server, TokenIds
 from anyformer.serve.paged_server import PagedServer
@@ -63,7 +63,9 @@ class Engine:
         adapters = adapters or {}
         if unknown := [name for name in adapters if name not in named]:
             raise UnknownModel(f"adapters of {unknown[0]!r}: no such model; known: {', '.join(named)}")
-        self.models = {name: _describe(name, run, tuple(adapters.get(name, ()))) for name, run in named.items()}
+        self.models = {
+            name: _describe(name, run, tuple(adapters.get(name, ())), self.limits) for name, run in named.items()
+        }
         self._bodies = {name: _model(run).eval() for name, run in named.items()}
         self._servers = {name: self._server(name, run, adapters.get(name, {})) for name, run in named.items()}
         self._encoders = {
@@ -324,9 +326,9 @@ def _is_marked(run: Run | Transformer) -> bool:
     return isinstance(run, Run) and bool(getattr(run.task, "marked", False))
 
 
-def _describe(name: str, run: Run | Transformer, adapters: tuple[str, ...]) -> Model:
+def _describe(name: str, run: Run | Transformer, adapters: tuple[str, ...], limits: Limits) -> Model:
     model, own = _model(run), run if isinstance(run, Run) else None
-    length, source = limits_of(model)
+    length, source = longest_text(model, limits), limits_of(model)[1]
     writes = isinstance(model.config.head, LM) and model.decoder is not None
     target = model.config.target
     vocabulary = target.rows if writes and isinstance(target, Tokens) else None

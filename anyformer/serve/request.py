@@ -25,6 +25,7 @@ class Limits(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     prefill_tokens: Size = 2048  # tokens read in one prefill call, padding included
     chunk: Size = 512  # tokens of a prompt that one prefill call reads at most
     queue: Size = 1024  # requests that wait
+    context: Size | None = None  # tokens of prompt and answer; None: what the model was trained for
     max_prompt: Size | None = None  # tokens of a prompt or source; None: as many as the model reads
     max_new_tokens: Size | None = None  # largest budget of a request; None: as many as the model writes
     max_beams: Size = 16

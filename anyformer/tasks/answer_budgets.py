@@ -1,10 +1,13 @@
 """Budgets of answers: how many tokens a model may write."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from anyformer.config import ModelConfig
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.decoding.strategy import Contrastive, Strategy
 from anyformer.nn.model import Transformer
+
+MAX_FAULTS = 10  # prompts that an error names
 
 
 class HasBudget(Protocol):
@@ -17,16 +20,36 @@ class PositionLimit(int):
     """A number of tokens after which the model has no further position."""
 
 
-def answer_budget(task: HasBudget, model: Transformer, read: int, most: int | None, strategy: Strategy) -> int:
-    """Return the maximum number of tokens of an answer; a `PositionLimit` if no option makes it larger."""
+class TrainedLimit(int):
+    """A number of tokens after which the text is longer than those of the training."""
+
+
+def check_context(lengths: Sequence[int], model: Transformer, context: int | None) -> None:
+    """Raise a `ConfigError` that names the prompts which are longer than the texts of the training, or `context`."""
+    limit = model.config.trained_length if context is None else context
+    if model.encoder is not None or limit is None:
+        return
+    what = f"tokens, and the model was trained for {limit:,}: shorten it, or set a larger `context`"
+    faults = [Fault(f"text {i}", f"has {n:,} {what}") for i, n in enumerate(lengths, 1) if n > limit]
+    if faults:
+        raise ConfigError(faults[:MAX_FAULTS])
+
+
+def answer_budget(
+    task: HasBudget, model: Transformer, read: int, most: int | None, strategy: Strategy, context: int | None = None
+) -> int:
+    """Return the maximum number of tokens of an answer after `read` tokens, as a limit if that makes it smaller.
+
+    `context` replaces the length that the model was trained for.
+    """
     config = model.config
     assert config.decoder is not None
     before = 0 if model.encoder is not None else read - 1  # an answer's last token is not read again
+    before += isinstance(strategy, Contrastive)  # which reads it
     budget = task.default_budget(read, config) if most is None else most
-    if most is None and config.context is not None and config.context > before:
-        budget = min(budget, config.context - before)
-    limit = config.decoder.limit
-    reads_last = isinstance(strategy, Contrastive)
-    if limit is None or budget <= (left := limit - before - reads_last):
-        return budget
-    return PositionLimit(left)
+    limit, trained = config.decoder.limit, config.trained_length if context is None else context
+    if limit is not None and limit - before < budget:
+        budget = PositionLimit(limit - before)
+    if trained is not None and 0 < trained - before < budget:
+        budget = TrainedLimit(trained - before)
+    return budget

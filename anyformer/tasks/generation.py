@@ -20,7 +20,7 @@ from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
 from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
-from anyformer.tasks.answer_budgets import answer_budget
+from anyformer.tasks.answer_budgets import answer_budget, check_context
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_media, ending_ids, read_media
 from anyformer.tasks.generation_checks import budget_faults, stop_faults
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
@@ -98,9 +98,10 @@ def generate(
 ) -> list[str]:
     """Continue or answer each text, up to <eos>, a `stop` string, its budget or the last position.
 
-    max_new_tokens: the budget. at_limit: called with the budget of each answer that it cuts off. stop: strings that
-    end an answer and are not part of it. stop_ids: ids that replace <eos>. seed: one from which each text's
-    seed is derived, one per text, or a tensor of derived ones. cache, chunk, compile, reuse: see
+    max_new_tokens: the budget. context: most tokens of prompt and answer, or of the answer of an encoder-decoder, in
+    place of the length that the model was trained for. at_limit: called with the budget of each answer that it cuts
+    off. stop: strings that end an answer and are not part of it. stop_ids: ids that replace <eos>. seed: one from which
+    each text's seed is derived, one per text, or a tensor of derived ones. cache, chunk, compile, reuse: see
     `decoding.request.Request`. backend: a `SamplingBackend`. The strategy and its options: see `decoding.strategy`.
     Constraints on answers: see `OutputConstraints`; an answer meets them, or it is an error. A text's answer does not
     depend on the other texts.
@@ -167,8 +168,8 @@ class GenerationRequest:
             raise ConfigError([Fault("texts", "must be a list of texts, not one")])
         check_media(task, texts)
         constraints, rest = OutputConstraints.split(options)
-        names = ("max_new_tokens", "stop", "stop_ids", "at_limit", "backend")
-        most, stop, stop_ids, at_limit, backend = (rest.pop(name, None) for name in names)
+        names = ("max_new_tokens", "context", "stop", "stop_ids", "at_limit", "backend")
+        most, context, stop, stop_ids, at_limit, backend = (rest.pop(name, None) for name in names)
         settings = {name: rest.pop(name) for name in SETTINGS if rest.get(name) is not None}
         seed = rest.get("seed")
         if rest.get("draft") is not None:
@@ -178,14 +179,15 @@ class GenerationRequest:
         if stop_ids is None:
             stop_ids = ending_ids(task.tokenizer, model.config)
         stop_ids, faults = parse_ids("stop_ids", stop_ids, _vocab(model))
-        faults += budget_faults(most, strategy) + stop_faults(stop, strategy, constraints)
+        faults += budget_faults(most, context, strategy) + stop_faults(stop, strategy, constraints)
         if seed is not None and not isinstance(seed, int) and len(seed) != len(texts):
             what = f"there are {len(seed)}, and {len(texts)} texts: give one for all, or one for each"
             faults.append(Fault("seed", what))
         if faults:
             raise ConfigError(faults)
         prompts = task.prompts(texts, model.config)
-        budgets = [answer_budget(task, model, len(ids), most, strategy) for ids in prompts]
+        check_context(list(map(len, prompts)), model, context)
+        budgets = [answer_budget(task, model, len(ids), most, strategy, context) for ids in prompts]
         alone = {stands_alone(task, ids) for ids in prompts if ids}
         in_ids = {kind: tokenise(constraints, task.tokenizer, _vocab(model), stop_ids, kind) for kind in alone}
         for i, (ids, budget) in enumerate(zip(prompts, budgets, strict=True), 1):

@@ -8,8 +8,10 @@ from anyformer.decoding.strategy import Beam, Strategy
 from anyformer.tasks.output_constraints import OutputConstraints
 
 
-def budget_faults(most: int | None, strategy: Strategy) -> list[Fault]:
-    """Return the faults of `max_new_tokens`."""
+def budget_faults(most: int | None, context: int | None, strategy: Strategy) -> list[Fault]:
+    """Return the faults of `max_new_tokens` and `context`."""
+    if context is not None and (wrong := integer_faults("context", context, 1)):
+        return wrong
     if most is None or (wrong := integer_faults("max_new_tokens", most, 0)):
         return [] if most is None else wrong
     least = strategy.min_new_tokens

@@ -344,4 +344,6 @@ def test_an_answer_of_no_given_length_stays_within_the_context(tmp_path: Path) -
     room = run.config.context - len(run.task.prompts(["abc"], run.config)[0]) + 1
     assert 0 < room < 24
     assert run.generate(["abc"], stop_ids=[]) == run.generate(["abc"], stop_ids=[], max_new_tokens=room)
-    assert run.generate(["abc"], stop_ids=[], max_new_tokens=30)[0] > run.generate(["abc"], stop_ids=[])[0]
+    more = {"max_new_tokens": 30, "stop_ids": []}
+    assert run.generate(["abc"], **more) == run.generate(["abc"], stop_ids=[])
+    assert run.generate(["abc"], **more, context=64)[0] > run.generate(["abc"], stop_ids=[])[0]

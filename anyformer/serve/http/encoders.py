@@ -89,7 +89,8 @@ async def translate(service: Service, run: ServedRun, body: TranslateBody) -> Re
         nonlocal tokens
         if not ids:
             return []  # a blank text
-        budget = answer_budget(run.writer, run.run.model, len(ids), body.max_tokens, strategy)
+        context = service.engine.limits.context
+        budget = answer_budget(run.writer, run.run.model, len(ids), body.max_tokens, strategy, context)
         generation = Generation(tuple(ids), budget, strategy, run.stop, adapter=run.adapter)
         found = await service.engine.search(generation, body.n_best, run.model.name)
         tokens += sum(len(hypothesis.ids) for hypothesis in found)
