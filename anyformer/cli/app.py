@@ -155,7 +155,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # torch creates many permanent objects, and searching them for garbage is slow, most of all at exit
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
+    atexit.register(_skip_last_collection)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, streams.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # never fail on characters that a terminal cannot show
@@ -164,6 +164,16 @@ def main() -> None:
     finally:  # a signal while Python shuts down must not change the exit code
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+
+
+def _skip_last_collection() -> None:
+    """Skip the search for garbage at exit, unless code was compiled.
+
+    torch's compiler keeps file locks until the end. Without the search, they outlive the modules that their finalizers
+    use: "Exception ignored in BaseFileLock.__del__".
+    """
+    if "torch._inductor" not in sys.modules:
+        gc.freeze()
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
