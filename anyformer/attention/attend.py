@@ -64,13 +64,16 @@ def weigh(q: Tensor, k: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
     """Return the attention weights [b, h, t, s]; rows are queries."""
     dense = densify(lowered)
     scores = mask_scores(scoring.scores(q, k), dense)
-    if scoring.normalizer == "relu":
-        weights = scores.relu() / (scores > -torch.inf).sum(dim=-1, keepdim=True)
-    elif scoring.sinks is not None:
-        sink = scoring.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-        weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
-    else:
-        weights = scores.softmax(dim=-1)
+    match scoring.normalizer:
+        case "relu":
+            weights = scores.relu() / (scores > -torch.inf).sum(dim=-1, keepdim=True)
+        case "softmax" if scoring.sinks is None:
+            weights = scores.softmax(dim=-1)
+        case "softmax":
+            sink = scoring.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+        case _:
+            assert_never(scoring.normalizer)
     return (weights if dense.has_key is None else weights * dense.has_key).to(q.dtype)
 
 
