@@ -82,7 +82,7 @@ class Verbs(TyperGroup):
 
 
 def _take_imports(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments without each `--import FILE`, which may stand before or after the verb, and the files."""
+    """Return the arguments without each `--import FILE`, which may be before or after the verb, and the files."""
     rest, files, waiting = list[str](), list[str](), iter(args)
     for arg in waiting:
         if arg == "--":

@@ -10,7 +10,7 @@ attention     softmax attention and its variants
 block         blocks (sublayers, norms, order) and stacks of blocks
 cost          what a part costs, its linear layers, and what it stores in a cache
 disentangled  scores between content and distance
-families      families of parts within a block: what each part must tell of itself
+families      families of parts within a block, with the methods of each
 feedforward   activations; plain, gated and mixture-of-experts feed-forwards
 inputs_heads  inputs (tokens, patches, sounds, features) and output heads
 io            TOML and JSON, overrides, differences, the schema

@@ -1,4 +1,4 @@
-"""What a part of a model costs, its linear layers, and what it stores in a cache. Imports no torch."""
+"""Costs of a part of a model, its linear layers, and the sizes of its cache. Imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ def linear_costs(matrices: Iterable[Matrix], rows: int, source_rows: int = 0) ->
 
 
 class Sizes(NamedTuple):
-    """What one layer stores per token: key/value heads and their widths."""
+    """Sizes of the cache of one layer per token: key/value heads and their widths."""
 
     groups: int
     key_width: int
@@ -79,7 +79,7 @@ class Sizes(NamedTuple):
 
 
 class StateSizes(NamedTuple):
-    """What one layer stores per row: a state [h, k, v], and the inputs of a convolution."""
+    """Sizes of the cache of one layer per row: a state [h, k, v], and the inputs of a convolution."""
 
     heads: int
     key_width: int

@@ -1,4 +1,4 @@
-"""Families of parts within a block, and what each part must tell of itself. Imports no torch.
+"""Families of parts within a block, with the methods that each part has. Imports no torch.
 
 A part is one frozen class: its fields, and the methods of its family. Its module is imported where it is built. To add
 one, derive a class from its family and give it a `kind`: here, or in a file of your own (`part.py`).
@@ -184,7 +184,7 @@ class Mixer(Part):
         return True
 
     def on(self, side: Side) -> Self:
-        """Return the mixer with what is left open until its side is known."""
+        """Return the mixer for one side: settings that follow from the side are set."""
         return self
 
     def with_position(self, position: "Position") -> Self:

@@ -1,7 +1,7 @@
 """Parts: specs that describe themselves, in families that anyone may add to. Imports no torch.
 
-A family is a class without a `kind` of its own, such as `Norm`: its methods say what a part must tell of itself. A
-field whose type is a family takes any part of it, ours or yours, by its `kind`. Parts of the package are known when
+A family is a class without a default `kind`, such as `Norm`; every part of it has its methods. A field whose type is a
+family takes any part of it, ours or yours, by its `kind`. Parts of the package are known when
 their class is defined; your own are made known by `register`.
 """
 
@@ -34,7 +34,7 @@ class Part(Spec):
 
     @classmethod
     def is_family(cls) -> bool:
-        """Return whether the class has no `kind` of its own: fields of this type take any of its parts."""
+        """Return whether the class has no default `kind`: fields of this type take any of its parts."""
         return cls.model_fields["kind"].is_required()
 
     @classmethod
@@ -97,7 +97,7 @@ def register(*parts: type[Part]) -> None:
 
 
 def _check(part: Any) -> None:
-    """Raise a `ValueError` for what is no complete part, or has the kind of another one."""
+    """Raise a `ValueError` for an incomplete part, or one with the kind of another one."""
     if not isinstance(part, type) or not issubclass(part, Part):
         raise ValueError(f"{part!r} is no part: a part is a subclass of a family such as anyformer.config.Norm")
     name = part.__name__

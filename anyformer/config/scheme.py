@@ -30,7 +30,7 @@ class Relative(NamedTuple):
 
 
 class Heads(Protocol):
-    """What a scheme may ask of the attention layer that it acts in."""
+    """The attention layer that a scheme acts in: its sizes."""
 
     @property
     def heads(self) -> int: ...

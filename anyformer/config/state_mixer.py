@@ -64,7 +64,7 @@ class StateMixer(Mixer):
 
     @abstractmethod
     def other_cost(self, width: int, b: int, t: int) -> Cost:
-        """Return what is neither in linear layers nor in the state or its convolution."""
+        """Return the cost of all but linear layers, the state and its convolution."""
 
     def cost(self, width: int, b: int, t: int, side: Side) -> Cost:
         h, k, v, channels, tail, _ = self.stores(width)

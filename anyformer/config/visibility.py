@@ -1,4 +1,4 @@
-"""Base of patterns: what each tells kernels, caches and counts. Imports no torch.
+"""Base of patterns, with the methods that kernels, caches and counts call. Imports no torch.
 
 `sees(q, k)` is the definition of a pattern: positions in, never indices and never a length, so that padding, packing
 and caching change nothing. What else is here serves kernels that skip whole blocks of keys: `meets` and `covers` speak

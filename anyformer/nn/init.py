@@ -21,7 +21,7 @@ from anyformer.nn.stack import BlockStack
 
 @runtime_checkable
 class Resets(Protocol):
-    """A module whose own weights have a rule of their own, mostly 0 or 1."""
+    """A module that initialises its own weights, mostly to 0 or 1."""
 
     def reset(self) -> None:
         """Initialise the weights of the module itself, not those of modules within it."""
