@@ -32,7 +32,10 @@ class ConvolutionMixer(nn.Module):
             if ctx.layout.padding != "none" and ctx.layout.segments is not None:
                 x = x * real(ctx.layout.segments)[..., None]
             return self.conv(F.pad(x.transpose(1, 2), (self.before, self.after))).transpose(1, 2)
-        near = self._neighbours(read, ctx.layout, ctx.keys)  # [b, t, d, K]
+        return self.combine(self._neighbours(read, ctx.layout, ctx.keys))
+
+    def combine(self, near: Tensor) -> Tensor:
+        """Return what `conv` makes of the neighbours [b, t, d, K] of each token, [b, t, d]."""
         return F.linear(near.flatten(2), self.conv.weight.flatten(1), self.conv.bias)
 
     def residual_weights(self) -> Iterator[Tensor]:

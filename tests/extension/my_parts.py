@@ -20,22 +20,22 @@ from anyformer.config import (
 from anyformer.config.cost import Cost, Matrix, Sizes, linear, linear_costs
 
 
-class Kerple(Position):
-    """Scores minus r₁ log(1 + r₂ |q - k|), with two learned numbers per head (KERPLE, Chi et al. 2022)."""
+class Logarithm(Position):
+    """Scores minus r log(1 + |q - k|), with a learned r for each head."""
 
-    kind: Literal["kerple"] = "kerple"
+    kind: Literal["logarithm"] = "logarithm"
 
     def tables(self, width, heads):
-        return {"logs": (2, heads)}
+        return {"slopes": (heads,)}
 
     def fill(self, name, table, std):
-        table.zero_()
+        table.fill_(1)
 
     def levels(self, heads, causal, tables, device):
-        return tables["logs"].exp()
+        return tables["slopes"]
 
     def score(self, levels, head, q, k):
-        return -levels[0, head] * torch.log1p(levels[1, head] * (q - k).abs())
+        return -levels[head] * torch.log1p((q - k).abs())
 
 
 class Strided(Pattern):

@@ -16,7 +16,7 @@ from tests.extension.laws import holds_its_laws, model_with
 
 FILE = Path(__file__).with_name("my_parts.py")
 PARTS = {
-    "position": {"position": "kerple"},
+    "position": {"position": "logarithm"},
     "pattern": {"mixer": {"heads": 2, "pattern": {"kind": "strided", "step": 3}}},
     "norm": {"norm": "scale"},
     "activation": {"feedforward": {"kind": "gated", "activation": "mish"}},
@@ -27,7 +27,7 @@ PARTS = {
 }
 DECODER = "decoder.blocks.0"
 CHANGES = [
-    "decoder.position=kerple",
+    "decoder.position=logarithm",
     f"{DECODER}.mixer={{kind='double', heads=2}}",
     f"{DECODER}.norm=scale",
     f"{DECODER}.feedforward={{kind='bottleneck', rank=3}}",
@@ -53,7 +53,9 @@ def test_a_part_from_outside_obeys_the_laws(name: str) -> None:
 
 def test_the_schema_knows_parts_from_outside() -> None:
     schema = json.dumps(io.schema(ModelConfig))
-    assert all(f'"{kind}"' in schema for kind in ("kerple", "strided", "scale", "mish", "bottleneck", "double", "mean"))
+    assert all(
+        f'"{kind}"' in schema for kind in ("logarithm", "strided", "scale", "mish", "bottleneck", "double", "mean")
+    )
     assert "width of the hidden layer" in schema  # the comment beside the field
 
 
@@ -65,8 +67,8 @@ def test_an_adapter_finds_their_linear_layers() -> None:
 
 
 def test_faults_name_parts_from_outside() -> None:
-    with pytest.raises(ConfigError, match="unknown kind; did you mean 'kerple'"):
-        model_with(position="kerpel")
+    with pytest.raises(ConfigError, match="unknown kind; did you mean 'logarithm'"):
+        model_with(position="logaritm")
     with pytest.raises(ConfigError, match=r"blocks\.0\.feedforward\.rank = 0: must be at least 1"):
         model_with(feedforward={"kind": "bottleneck", "rank": 0})
 
@@ -131,7 +133,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.system
 def test_a_run_with_them_is_used_like_any_other(run: Path, tmp_path: Path) -> None:
     recorded = json.loads((run / "parts.json").read_text())
-    assert {"Position kerple", "Mixer double", "Norm scale", "FeedForward bottleneck"} <= recorded.keys()
+    assert {"Position logarithm", "Mixer double", "Norm scale", "FeedForward bottleneck"} <= recorded.keys()
     assert (run / FILE.name).read_bytes() == FILE.read_bytes()
     (tmp_path / "in.txt").write_text("n1 n3 n2\n" * 3)
     for verb in (["count", run], ["evaluate", run], ["predict", run, tmp_path / "in.txt"], ["config", "show", run]):
@@ -148,7 +150,7 @@ def test_a_run_imports_nothing_that_its_folder_names(run: Path, tmp_path: Path) 
     own = {key: value for key, value in os.environ.items() if key != "ANYFORMER_IMPORT"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=run.parent, env=own)
     assert (done.returncode, "imported" in done.stdout + done.stderr) == (2, False)
-    assert f"needs the part 'kerple' (Position) of {FILE.name}: give it with --import {FILE.name}" in done.stderr
+    assert f"needs the part 'logarithm' (Position) of {FILE.name}: give it with --import {FILE.name}" in done.stderr
     assert f"the folder has a copy, {Path('run') / FILE.name}: read it first" in done.stderr
 
 

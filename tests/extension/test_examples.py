@@ -1,0 +1,105 @@
+"""The examples of parts: each obeys the laws of any part, and computes its formula."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anyformer.attention.lowered import Dense, Relation
+from anyformer.config import import_file
+from tests.extension.laws import VOCAB, built, holds_its_laws, model_with
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "parts"
+PARTS = {
+    "kerple": {"position": "kerple"},
+    "cope": {"position": {"kind": "cope", "positions": 3}},
+    "forgetting": {"mixer": {"kind": "forgetting", "heads": 2}},
+    "differential": {"mixer": {"kind": "differential", "heads": 2, "start": 0.6}, "position": "rotary"},
+    "canon": {"mixer": {"kind": "canon", "width": 3, "bias": True}},
+}
+IDS = torch.randint(VOCAB, (2, 7), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYFORMER_IMPORT", "")
+    for file in EXAMPLES.glob("*.py"):
+        import_file(file)
+
+
+def mixer(name: str) -> nn.Module:
+    """The mixer of a model with an example, with random weights."""
+    return built(model_with(**PARTS[name])).decoder.blocks[0]["mixer"].inner
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def test_all_examples_are_tried() -> None:
+    assert PARTS.keys() == {file.stem for file in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_example_obeys_the_laws(name: str) -> None:
+    holds_its_laws(model_with(**PARTS[name]))
+
+
+def test_kerple_is_a_logarithm_of_the_distance() -> None:
+    at, logs = torch.arange(5)[None], random(2, 2)
+    scheme = model_with(**PARTS["kerple"]).decoder.position
+    bias = scheme.bias(at, at, 2, True, {"logs": logs})
+    for h, q, k in torch.cartesian_prod(torch.arange(2), at[0], at[0]).tolist():
+        r1, r2 = logs[:, h].exp().tolist()
+        assert math.isclose(bias[0, h, q, k], -r1 * math.log(1 + r2 * abs(q - k)))
+
+
+def test_cope_sums_gates_to_a_position() -> None:
+    module, scheme = mixer("cope"), model_with(**PARTS["cope"]).decoder.position
+    q, k, at = random(1, 2, 5, 4), random(1, 2, 5, 4).flip(2), torch.arange(5)[None]
+    relation = Relation(Dense(causal=True), relative=scheme.relative(at, at, {}))
+    bias, scores = module.mask(relation, q, k).bias, q @ k.mT / 2
+    for h, i in torch.cartesian_prod(torch.arange(2), torch.arange(5)).tolist():
+        for j in range(i + 1):
+            p = min(scores[0, h, i, j : i + 1].sigmoid().sum().item(), 3)
+            low, high = module.vectors[math.floor(p)], module.vectors[math.ceil(p)]
+            vector = low + (p - math.floor(p)) * (high - low)
+            assert torch.isclose(bias[0, h, i, j], q[0, h, i] @ vector / 2)
+    assert (bias.triu(1)[bias.triu(1) != 0] == -math.inf).all()
+
+
+def test_forgetting_at_a_constant_rate_is_alibi() -> None:
+    forgets, alibi = built(model_with(**PARTS["forgetting"])), built(model_with(position="alibi"))
+    alibi.load_state_dict({name: x for name, x in forgets.state_dict().items() if ".forget." not in name})
+    keep = -torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)  # log f: the slopes of two heads
+    with torch.no_grad():
+        for name, parameter in forgets.named_parameters():
+            if ".forget." in name:
+                parameter.copy_(torch.logit(keep.exp()) if name.endswith("bias") else torch.zeros_like(parameter))
+    assert torch.allclose(forgets(IDS), alibi(IDS))
+
+
+def test_differential_attention_subtracts_a_softmax() -> None:
+    module = mixer("differential")
+    q, k, v = random(3, 1, 2, 5, 4).unbind()
+    out = module.attend(q, k, v, Dense(causal=True), module.scoring)
+    (a1, a2), (b1, b2) = module.vectors
+    weight = (a1 @ b1).exp() - (a2 @ b2).exp() + 0.6
+    hidden = torch.ones(5, 5).triu(1).bool()
+    first, second = (
+        (q[..., i::2] @ k[..., i::2].mT / math.sqrt(2)).masked_fill(hidden, -math.inf).softmax(-1) for i in (0, 1)
+    )
+    assert torch.allclose(out, (first - weight * second) @ v)
+
+
+def test_canon_is_a_convolution_with_diagonal_matrices() -> None:
+    canon = built(model_with(**PARTS["canon"]))
+    dense = built(model_with(mixer={"kind": "convolution", "width": 3}))
+    weights = canon.state_dict()
+    for name, x in weights.items():
+        if name.endswith("conv.weight"):
+            weights[name] = torch.diag_embed(x[:, 0].T).permute(1, 2, 0)
+    dense.load_state_dict(weights)
+    assert torch.allclose(canon(IDS), dense(IDS))
