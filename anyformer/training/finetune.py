@@ -10,7 +10,7 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, QuestionAnswering, Regress, Tag
 from anyformer.run import Run
 
-FREE = ("init", "special")  # parts of a config that may differ
+FREE = ("context", "init", "special")  # parts of a config that may differ
 FREE_WITH_OWN_HEAD = (*FREE, "head", "tie")
 OWN_HEAD = (Classify, Regress, Embed, Tag, QuestionAnswering, MaskedLanguageModel)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
+from anyformer.config.position import RotaryScheme, Sinusoidal
 from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.conversations import MESSAGES, texts_of, with_template
 from anyformer.data.media import without_references
@@ -19,6 +20,7 @@ from anyformer.recipe import (
     Classify,
     DataTokenizer,
     Mixture,
+    Padded,
     Recipe,
     Regress,
     RunTokenizer,
@@ -151,7 +153,7 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
 
 
 def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
-    """Return the recipe's model with the vocabularies and special ids of the tokenizers, and the number of labels."""
+    """Return the recipe's model with what only its data know: vocabularies, special ids, labels, the longest text."""
     model, target, source = recipe.model, task.tokenizer, task.source_tokenizer or task.tokenizer
     faults = []
     changes: dict[str, object] = {}
@@ -182,4 +184,14 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
     start = target.bos if start is None else start
     stops = tuple(task.stops) if isinstance(task, ChatWriter) else ()
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start, stops=stops)
+    if (length := _longest_row(recipe)) is not None:
+        changes["context"] = max(length, model.context or 0)
     return scaled_model(model.model_copy(update=changes), recipe.train.scale)
+
+
+def _longest_row(recipe: Recipe) -> int | None:
+    """Return the tokens of a row in training, beyond which the positions of a decoder mean nothing; None: no limit."""
+    decoder, batches = recipe.model.decoder, recipe.batches
+    if decoder is None or recipe.model.encoder is not None or isinstance(batches, Padded) or decoder.memory:
+        return None
+    return batches.length if isinstance(decoder.position, Sinusoidal | RotaryScheme) else None

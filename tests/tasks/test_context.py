@@ -1,16 +1,18 @@
 """The length that a model was trained for bounds what it writes, until an option allows more."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from anyformer.cli import app
-from anyformer.config import ConfigError, Rotary
+from anyformer.config import ConfigError, Rotary, io
 from anyformer.config.rotary_scaling import Llama3Scaling, NoScaling, YarnScaling
 from anyformer.decoding.strategy import Sampling
 from anyformer.nn.model import Transformer
-from anyformer.run import Run, write_folder, write_model
+from anyformer.run import Run, load, write_folder, write_model
 from anyformer.serve.engine import Engine
 from anyformer.serve.request import Generation, Limits, TooLong
 from anyformer.tasks.answer_budgets import TrainedLimit
@@ -19,6 +21,7 @@ from tests import loop
 from tests.serve.http.served import TEMPLATE, serving_engine
 from tests.test_cli import refused
 from tests.test_generate import TOKENIZERS, writer
+from tests.training.small import CROPS, PADDED, run as train, text
 
 TRAINED = 24
 PROMPT = "the quick"
@@ -36,7 +39,7 @@ def trained(kind: str = "lm", context: int | None = TRAINED) -> Run:
 @pytest.mark.parametrize("asked", [None, 5, 100])
 def test_an_answer_ends_where_the_training_did(asked: int | None) -> None:
     run, free, limits = trained(), trained(context=None), list[int]()
-    read = len(run.task.prompts([PROMPT], run.config)[0])
+    read = len(run.writer().prompts([PROMPT], run.config)[0])
     for context, longest in ((None, TRAINED), (TRAINED + 30, TRAINED + 30)):
         room = longest - read + 1  # the last token of an answer is not read again
         options = {"max_new_tokens": asked, "context": context}
@@ -70,7 +73,9 @@ def test_a_prompt_beyond_the_training_is_refused() -> None:
         (Llama3Scaling(factor=8, original_length=16), 128),
     ],
 )
-def test_scaled_positions_say_how_far_they_reach(scaling: NoScaling | YarnScaling | Llama3Scaling, length: int | None):
+def test_scaled_positions_say_how_far_they_reach(
+    scaling: NoScaling | YarnScaling | Llama3Scaling, length: int | None
+) -> None:
     config = writer("bytes").config
     assert config.decoder is not None
     stack = config.decoder.model_copy(update={"position": Rotary(scaling=scaling)})
@@ -79,12 +84,29 @@ def test_scaled_positions_say_how_far_they_reach(scaling: NoScaling | YarnScalin
     assert config.model_copy(update={"context": 10}).trained_length == 10
 
 
+def test_a_training_on_rows_of_one_length_sets_it(tmp_path: Path) -> None:
+    """Where positions beyond it are new to the model; a run that goes on from another may have longer rows."""
+    first = train(text(tmp_path, steps=1), tmp_path / "first")
+    assert (load(tmp_path / "first").config.context, first.config.context) == (CROPS.length, CROPS.length)
+    longer = io.override(
+        text(tmp_path, steps=1), [f"batches.length={2 * CROPS.length}", f"train.init_from={tmp_path / 'first'}"]
+    )
+    assert train(longer, tmp_path / "longer").config.context == 2 * CROPS.length
+    given = io.override(text(tmp_path, steps=1), ["model.context=500"])
+    assert train(given, tmp_path / "given").config.context == 500
+    for position in ('"none"', '"alibi"', "{kind='learned', length=16}"):
+        made = train(io.override(text(tmp_path, steps=1), [f"model.decoder.position={position}"]), tmp_path / "other")
+        assert made.config.context is None
+        shutil.rmtree(tmp_path / "other")
+    assert train(text(tmp_path, PADDED, steps=1), tmp_path / "padded").config.context is None
+
+
 def test_a_server_publishes_and_keeps_it() -> None:
     for allowed, most in ((None, TRAINED), (60, 60)):
         with serving_engine(Engine({"lm": trained(), "chat": trained("chat")}, Limits(context=allowed))) as server:
             assert [model["max_model_len"] for model in server.client.get("/v1/models").json()["data"]] == [most, most]
             ids = server.run("lm").tokenizer.encode(PROMPT)
-            body = {"model": "lm", "prompt": ids, "ignore_eos": True}
+            body: dict[str, Any] = {"model": "lm", "prompt": ids, "ignore_eos": True}
             room = most - len(ids) + 1
             found = server.ok("/v1/completions", **body, max_tokens=room)
             assert found["usage"]["completion_tokens"] == room

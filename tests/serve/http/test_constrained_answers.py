@@ -24,7 +24,11 @@ RULES: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
     "regex": ({"regex": PATTERN}, lambda text: re.fullmatch(PATTERN, text) is not None),
     "json": ({"json": SCHEMA}, lambda text: json.loads(text)["a"] in (1, "dog")),
 }
-OPTIONS = {"choice": {"choices": CHOICES}, "regex": {"regex": PATTERN}, "json": {"json_schema": SCHEMA}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "choice": {"choices": CHOICES},
+    "regex": {"regex": PATTERN},
+    "json": {"json_schema": SCHEMA},
+}
 
 
 def chatty(kind: str) -> Run:
