@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +24,7 @@ from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_we
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
-from anyformer.training.pace import Pace, TimedPace
+from anyformer.training.pace import TimedPace
 from anyformer.training.saving import finish_saves, save
 from anyformer.training.schedule import cycle_ends, lr_factor
 from anyformer.training.signals import Signals
@@ -69,7 +70,8 @@ def fit(job: Job, began: float | None = None) -> TrainState:
         snapshots = snapshot_steps(spec, parameters)
         if note := limit_note(spec, parameters):
             log.print(note)
-        pace = _pace(job, began) if job.ranks.is_first else Pace()
+        timed = spec.minutes is not None
+        pace = TimedPace(job.out, spec, state.step, began) if timed and job.ranks.is_first else None
         unfinished = state.progress < spec.steps and not _should_stop(job)
         saved = unfinished and job.ranks.on_first(checkpoint_path(job.out, state.step).exists)
         if saved and job.ranks.any(signals.received):
@@ -87,7 +89,9 @@ def fit(job: Job, began: float | None = None) -> TrainState:
                 log.print(problem)
             number = state.step + 1
             job.watchdog.enter(f"step {number}")
-            passed, place = state.progress, job.ranks.on_first(partial(pace.enter, number, state.progress))
+            passed, place = state.progress, float(number)
+            if timed:
+                place = job.ranks.on_first(partial(_enter, pace, number, passed))
             state.progress = min([place, *(end for end in ends if passed < end)])  # a cycle ends with its lowest rate
             lr = spec.optimizer.lr * lr_factor(spec.schedule, state.progress, spec.steps)
             set_learning_rate(job, lr)
@@ -101,7 +105,7 @@ def fit(job: Job, began: float | None = None) -> TrainState:
             last, every = state.progress == spec.steps, spec.evaluate_every
             if job.valid and (state.progress in ends or (every and passed // every < state.progress // every)):
                 finish_steps(left=0)
-                with pace.pausing():
+                with nullcontext() if pace is None else pace.pausing():
                     _validate(job, log)
             # read once: a signal after the save counts for the next step
             stop, interrupted = _should_stop(job), job.ranks.any(signals.received or job.writer.failed)
@@ -135,9 +139,9 @@ def _is_save_step(spec: Train, state: TrainState) -> bool:
     return regular or state.step == state.best_step
 
 
-def _pace(job: Job, began: float) -> Pace:
-    spec = job.recipe.train
-    return Pace() if spec.minutes is None else TimedPace(job.out, spec, job.state.step, began)
+def _enter(pace: TimedPace | None, number: int, before: float) -> float:
+    assert pace is not None  # the first process has it
+    return pace.enter(number, before)
 
 
 def steps_between(place: float, other: float) -> range:

@@ -2,8 +2,8 @@
 
 With `train.minutes` the schedule has `steps` equal parts, and an update advances by as many of them as it takes of the
 time that is left. What takes unusually long, such as compilation or an evaluation, advances nothing: the steps after it
-advance faster. Places are recorded in `places.txt`, a line for each update, so that steps that are repeated after a
-crash have the same learning rates, and the same bits.
+advance faster. Places are recorded in `places.txt`, a line for each update after one with the minutes, so that steps
+that are repeated after a crash have the same learning rates, and the same bits.
 """
 
 import time
@@ -21,20 +21,7 @@ TYPICAL_OF = 32  # newest steps, of whose durations the median is that of a typi
 UNTIMED = 1e-5  # of the schedule: by so much a step advances before any was timed
 
 
-class Pace:
-    """Places of steps that are counted: their numbers."""
-
-    def enter(self, number: int, before: float) -> float:
-        """Return the place of a step, after that of the step before it."""
-        return number
-
-    @contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Leave the time of a block, such as an evaluation, out of the durations of steps."""
-        yield
-
-
-class TimedPace(Pace):
+class TimedPace:
     """Places of steps that are taken for `train.minutes`, of which those after step `start` are not saved yet."""
 
     def __init__(self, folder: Path, spec: Train, start: int, began: float, now: Callable[[], float] = time.monotonic):
@@ -42,7 +29,7 @@ class TimedPace(Pace):
         assert spec.minutes is not None
         self.steps, self.seconds, self.now = float(spec.steps), 60 * spec.minutes, now
         self.path, self.began = folder / PLACES, began if start == 0 else None
-        self.recorded = _read(self.path) if start else []
+        self.minutes, self.recorded = spec.minutes, _read(self.path, spec.minutes, start) if start else []
         if not start:
             self.path.unlink(missing_ok=True)
         self.end: float | None = None  # when training must be over; None: no step was timed yet
@@ -52,6 +39,7 @@ class TimedPace(Pace):
         self.is_first = True  # the first step of a process compiles
 
     def enter(self, number: int, before: float) -> float:
+        """Return the place of a step, after that of the step before it."""
         now = self.now()
         if number <= len(self.recorded):
             return self.recorded[number - 1]
@@ -59,7 +47,7 @@ class TimedPace(Pace):
             began = now - self.seconds * before / self.steps if self.began is None else self.began
             self.end = began + self.seconds
             lost = [before] * (number - 1 - len(self.recorded))  # places that a crash of the machine took
-            self._write("w", *self.recorded, *lost)
+            self._write("w", self.minutes, *self.recorded, *lost)
         elif self.entered is not None and not self.is_first:
             self.durations.append(now - self.entered - self.paused)
         self.is_first = self.entered is None
@@ -82,19 +70,21 @@ class TimedPace(Pace):
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
+        """Leave the time of a block, such as an evaluation, out of the durations of steps."""
         began = self.now()
         yield
         seconds = self.now() - began
         self.paused, self.pause = self.paused + seconds, max(self.pause, seconds)
 
 
-def _read(path: Path) -> list[float]:
-    """Return the recorded places, as far as they are whole."""
-    places = list[float]()
+def _read(path: Path, minutes: float, start: int) -> list[float]:
+    """Return the recorded places, as far as they are whole; those of another number of minutes only up to `start`."""
+    found = list[float]()
     lines = must_be_file(path).read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     for line in lines:
         try:
-            places.append(float(line))
+            found.append(float(line))
         except ValueError:
             break
-    return places
+    before, *places = found or [minutes]
+    return places if before == minutes else [place * before / minutes for place in places[:start]]

@@ -103,6 +103,7 @@ def prepare(
         return job
     with threads(job.threads):
         job.state, scaler_state, changes = read_state(checkpoint, job.model, job.optimizer, ranks)
+    job.state.progress = _progress(recipe, checkpoint, job.state)
     if scaler_state:
         job.scaler.load_state_dict(scaler_state)
     if any(key.startswith("data.train.") for key in changed) and not isinstance(job.loader, CropLoader):
@@ -112,6 +113,14 @@ def prepare(
     if changes:
         console.print(f"bits may differ from an uninterrupted run: {'; '.join(changes)}", markup=False)
     return job
+
+
+def _progress(recipe: Recipe, checkpoint: Path, state: TrainState) -> float:
+    """Return the place of a checkpoint in the schedule of a recipe, which may be longer than that of the checkpoint."""
+    if recipe.train.minutes is None:
+        return float(state.step)
+    before = io.load(Recipe, checkpoint / RECIPE).train.minutes
+    return 0.0 if before is None else state.progress * before / recipe.train.minutes
 
 
 def build(

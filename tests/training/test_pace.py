@@ -92,15 +92,15 @@ def test_recorded_places_are_repeated(tmp_path_factory: pytest.TempPathFactory, 
     folder, clock = tmp_path_factory.mktemp("pace"), Clock()
     places = walk(TimedPace(folder, spec(), 0, 0.0, clock), clock)
     lines = (folder / PLACES).read_text(encoding="utf-8").splitlines(keepends=True)
-    assert len(lines) == len(places)
-    (folder / PLACES).write_text("".join(lines[:kept]) + "12.", encoding="utf-8")  # the process was killed
+    assert len(lines) == 1 + len(places)
+    (folder / PLACES).write_text("".join(lines[: 1 + kept]) + "12.", encoding="utf-8")  # the process was killed
     other = Clock(lambda _: 0.5 * speed)
     again, found = TimedPace(folder, spec(), 1, 0.0, other), [places[0]]
     while found[-1] < PARTS:
         found.append(again.enter(len(found) + 1, found[-1]))
         other.step()
     assert found[:kept] == places[:kept]
-    assert found == [float(line) for line in (folder / PLACES).read_text(encoding="utf-8").splitlines()]
+    assert [1.0, *found] == [float(line) for line in (folder / PLACES).read_text(encoding="utf-8").splitlines()]
     assert found == sorted({*found})
 
 
@@ -139,6 +139,17 @@ def test_a_run_that_is_resumed_at_another_speed_has_the_same_bits(
     timed(Clock(lambda _: 3.0), monkeypatch)
     run(recipe, cut, resume=True)
     assert_same_run(whole, cut)
+
+
+def test_a_run_goes_on_for_more_minutes_or_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that it has used counts; a number of steps counts them all."""
+    out, taken = tmp_path / "run", list[int]()
+    for length in ({"minutes": 0.1}, {"minutes": 0.2}, {"minutes": None, "steps": 30}, {"minutes": 0.1}):
+        timed(Clock(), monkeypatch)
+        run(pairs("decoder", PACKED, valid=None, **{"steps": PARTS, **length}), out, resume=bool(taken))
+        taken.append(metrics(out)[-1]["step"])
+        monkeypatch.undo()
+    assert taken == [pytest.approx(12, abs=1), pytest.approx(24, abs=2), 30, pytest.approx(42, abs=2)]
 
 
 @pytest.mark.parametrize("minutes", [None, 0.5])
