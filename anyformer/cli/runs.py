@@ -240,14 +240,8 @@ def _evaluate_files(folder: Path, files: list[Path], limit: int | None, bits: "B
 def _print_metrics(metrics: "Metrics", more: dict[str, str], as_json: bool) -> None:
     """Print metrics as lines, or as one JSON object."""
     if as_json:
-        result = {
-            "task": metrics.task,
-            **more,
-            "n": metrics.count,
-            "metrics": metrics.values,
-            "notes": metrics.notes,
-        }
-        typer.echo(json_line(result))
+        found = {"n": metrics.count, "metrics": metrics.values, "notes": metrics.notes}
+        typer.echo(json_line({"task": metrics.task, **more, **found}))
         return
     head = {"task": metrics.task, **more, "n": metrics.count, **metrics.values}
     lines = [*_lines(head), *_lines(metrics.notes)]  # not merged: both have a "bleu", its value and its signature

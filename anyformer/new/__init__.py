@@ -6,7 +6,8 @@ data       Sources of a recipe: the split of each file, and how one file is spli
 draft      A recipe with its comments, and the reasons for each choice
 encodings  The encoding of a file
 examine    The format of a file: table, CoNLL, labelled lines, plain text, folders
-models     Models and training settings for each task, trained from scratch or from a run
+loop       Batches and settings of the training loop for each task
+models     Models for each task, trained from scratch or from a run
 overrides  KEY=VALUE for a drafted recipe: the lines that it changes
 texts      Statistics of texts: script, lengths, words; the tokenizer that fits them
 toml       Values and specs as TOML on one line

@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
 from anyformer.data.readers import Rows
-from anyformer.new import models
+from anyformer.new import loop, models
 from anyformer.new.columns import Role
 from anyformer.new.data import Sources, find_sources
 from anyformer.new.models import Facts, Line
@@ -110,12 +110,12 @@ class Draft:
             "": [
                 Line("task", toml(facts.task), _about(self.request.task)),
                 models.tokenizer(facts),
-                models.batches(facts),
+                loop.batches(facts),
             ],
             "data": data,
             **models.model(facts),
             "train": [
-                *models.training(facts, steps, reason, minutes, cycles),
+                *loop.training(facts, steps, reason, minutes, cycles),
                 *self._evaluation(steps if minutes is None else PARTS, cycles),
             ],
         }

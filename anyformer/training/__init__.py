@@ -19,6 +19,7 @@ muon                Muon: orthogonal updates of hidden matrices
 objective           Model and loss as one module, compiled together
 optimisers          Optimisers from their specs
 out_of_memory       Out-of-memory errors with advice
+pace                Training for a number of minutes: the time of each step, recorded and repeated
 parallel            Several processes: collectives, DDP, FSDP
 pending_scalars     Loss and gradient norm, read while the next step runs
 plan                Dry run: data, memory and time before training
@@ -31,6 +32,7 @@ signals             SIGINT and SIGTERM as requests to stop
 snapshots           Weights at some steps, for `anyformer explore`
 step                One step: forward, backward, clipping, update
 step_graphs         CUDA graphs of steps
+stored_code         Compiled code that a dry run leaves for the training
 threads             Number of CPU threads of a step, by its FLOPs
 train               `train`, `evaluate` and `merge`
 utilisation         FLOPs per token and peak speed (MFU)

@@ -384,10 +384,8 @@ def _clipped(text: str) -> str:
 
 
 def _short(n: float) -> str:
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n:.0f}"
+    units = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+    return next((f"{n / size:.3g} {unit}" for unit, size in units if n >= size), f"{n:.0f}")
 
 
 def _bytes(n: float) -> str:
@@ -397,9 +395,6 @@ def _bytes(n: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time with its unit."""
-    size, unit = next(
-        (seconds / length, unit)
-        for unit, length, least in (("h", 3600, 6000), ("min", 60, 100), ("s", 1, 1), ("ms", 1e-3, 0))
-        if seconds >= least
-    )
+    units = (("h", 3600, 6000), ("min", 60, 100), ("s", 1, 1), ("ms", 1e-3, 0))
+    size, unit = next((seconds / length, unit) for unit, length, least in units if seconds >= least)
     return f"{size:.{0 if size >= 10 else 1}f} {unit}"

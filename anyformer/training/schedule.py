@@ -24,8 +24,8 @@ def lr_factor(schedule: Schedule, step: float, steps: int) -> float:
         case InverseSqrt():
             return math.sqrt(warmup / step)
         case WSD(decay=decay, floor=floor):
-            begin = max(warmup, steps * (1 - decay))  # a long warm-up shortens the decay, without a jump
-            return 1.0 if step <= begin else 1 - (1 - floor) * (step - begin) / (steps - begin)
+            start = max(warmup, steps * (1 - decay))  # a long warm-up shortens the decay, without a jump
+            return 1.0 if step <= start else 1 - (1 - floor) * (step - start) / (steps - start)
         case _:
             assert_never(schedule)
 
