@@ -2,10 +2,12 @@
 
 automaton    deterministic automaton over UTF-8 bytes, built from a regular expression's tree on demand
 banned       texts that contain none of some strings
-constraint   base class; one of several id sequences (`Trie`); texts of a language (`Regex`, `JsonSchema`)
+constraint   base class; one of several id sequences (`Trie`)
 json_schema  JSON schemas as trees of characters
 json_text    JSON strings, numbers and constants as trees of characters
 phrases      phrases that must occur, for beam search
 regex        regular expressions, parsed into trees of characters
+text_constraint  texts of a language (`Regex`, `JsonSchema`), however they are cut into tokens
+token_masks  masks over the vocabulary by llguidance
 rollback     a constraint as a mask over any history, also after tokens were dropped
 """

@@ -79,7 +79,7 @@ class Vocabulary:
     @cached_property
     def masks_tokenizer(self) -> Any:
         """The vocabulary as llguidance needs it."""
-        return make_tokenizer(self)
+        return make_tokenizer(self.tokens, self.stop)
 
     def walk(self, automaton: "ByteAutomaton", state: int) -> Ints:
         """Return the state after each token, [v], from one state."""
@@ -235,8 +235,10 @@ class TreeConstraint(TextConstraint):
                 self._automaton = automaton = Automaton(node, vocabulary.singles)
             if automaton.start == BROKEN or self._with_end(automaton.start) == BROKEN:
                 raise _impossible(name, "the vocabulary can write no text of it")
-        exact = self._tokens_to_end is None  # otherwise some tokens lead where the vocabulary cannot go on
-        self._fast = TokenMasks.of(node, vocabulary, automaton.start) if exact else None
+        self._fast: TokenMasks | None = None
+        if self._tokens_to_end is None:  # otherwise the vocabulary cannot write every continuation
+            size, start = vocabulary.size, automaton.start
+            self._fast = TokenMasks.of(node, lambda: vocabulary.masks_tokenizer, size, start)
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         following = super().advance(states, tokens)

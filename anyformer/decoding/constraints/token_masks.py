@@ -6,19 +6,17 @@ for its limits, the mask is that of the walk over the vocabulary.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from anyformer.decoding.constraints.regex import Alt, Chars, Node, Ranges, Ref, Repeat, Seq
-
-if TYPE_CHECKING:
-    from anyformer.decoding.constraints.text_constraint import Vocabulary
 
 FUEL = 50_000  # of llguidance for one mask or the first state: some milliseconds
 MAX_GRAMMAR = 200_000  # characters of a printed tree; llguidance takes seconds for a megabyte
@@ -37,10 +35,10 @@ def library() -> Any:
         return None
 
 
-def make_tokenizer(vocabulary: "Vocabulary") -> Any:
-    """Return a vocabulary as llguidance needs it."""
-    wrapped = library().TokenizerWrapper(_Tokens(vocabulary))
-    return library().LLTokenizer(wrapped, n_vocab=vocabulary.size, eos_token=list(vocabulary.stop))
+def make_tokenizer(tokens: list[bytes], stop: tuple[int, ...]) -> Any:
+    """Return a vocabulary as llguidance needs it; ids in `stop` end a text."""
+    wrapped = library().TokenizerWrapper(_Tokens(tokens, stop))
+    return library().LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=list(stop))
 
 
 class _Tokens:
@@ -48,9 +46,9 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: "Vocabulary"):
-        self.tokens, self.eos_token_id = vocabulary.tokens, vocabulary.stop[0]
-        self.special_token_ids = [i for i, token in enumerate(vocabulary.tokens) if not token]
+    def __init__(self, tokens: list[bytes], stop: tuple[int, ...]):
+        self.tokens, self.eos_token_id = tokens, stop[0]
+        self.special_token_ids = [i for i, token in enumerate(tokens) if not token]
 
     def __call__(self, text: str) -> list[int]:
         """Return no tokens: masks do not depend on how a text is tokenized."""
@@ -66,8 +64,8 @@ class TokenMasks:
         self._reached: dict[int, tuple[int, int]] = {}  # the state before each state, and the token between them
 
     @classmethod
-    def of(cls, node: Node, vocabulary: "Vocabulary", start: int) -> "TokenMasks | None":
-        """Return the masks of a tree; None without llguidance, and for a tree that is too large for it."""
+    def of(cls, node: Node, tokenizer: Callable[[], Any], size: int, start: int) -> "TokenMasks | None":
+        """Return the masks of a tree over `size` tokens; None without llguidance, and for a tree that is too large."""
         llguidance = library()
         try:
             text = grammar(node) if llguidance is not None else ""
@@ -76,8 +74,8 @@ class TokenMasks:
         if not text or len(text) > MAX_GRAMMAR:
             return None
         limits = llguidance.LLParserLimits(initial_lexer_fuel=FUEL, step_lexer_fuel=FUEL, verbose_errors=False)
-        parser = llguidance.LLMatcher(vocabulary.masks_tokenizer, text, log_level=0, limits=limits)
-        return cls(parser, vocabulary.size, start)
+        parser = llguidance.LLMatcher(tokenizer(), text, log_level=0, limits=limits)
+        return cls(parser, size, start)
 
     def reach(self, state: int, token: int, following: int) -> None:
         """Note that a token leads from one state to another."""
