@@ -114,49 +114,73 @@ def _with_head_decay(x: Recurrence, visible: Visible, state: Tensor) -> tuple[Te
 
 
 def _with_delta_rule(x: Recurrence, visible: Visible, state: Tensor) -> tuple[Tensor, Tensor]:
-    """v' = u - w S replaces v, where (I + tril(r k kᵀ · decay)) [u, w] = r [v, k · decay]."""
+    """The delta rule with one decay per head, or none."""
     q, k, v, log_decay, rate, _ = x.expanded()
     assert rate is not None
     dtype, keys = v.dtype, k.transpose(-1, -2)
     decay = _head_decay(log_decay, visible, dtype)
     overlap = at_least_fp32((k @ keys) * decay.pairs) * rate[..., None]
-    solved = invert_unit_lower(overlap.tril(-1)).to(dtype)
-    u = solved @ (v * rate[..., None].to(dtype))
-    w = solved @ (k * (rate * decay.enter)[..., None].to(dtype))
+    values = v * rate[..., None].to(dtype)
+    entering = k * (rate * decay.enter)[..., None].to(dtype)
     leaving = (k * decay.leave[..., None]).to(dtype).transpose(-1, -2)  # [b, h, n, k, c]
-    eye = torch.eye(k.shape[-1], device=k.device, dtype=decay.through.dtype)
-    maps = torch.addcmul(-at_least_fp32(leaving @ w), decay.through[..., None, None], eye)
-    states, last = pass_states(torch.matmul, maps, at_least_fp32(leaving @ u), state)
-    states = states.to(dtype)
-    new = u - w @ states
+    new, states, last = _replaced_values(
+        overlap, values, entering, leaving=leaving, through=decay.through[..., None, None], state=state
+    )
     inside = ((q @ keys) * decay.pairs).to(dtype) @ new
     return inside + ((q @ states) * decay.enter[..., None]).to(dtype), last
 
 
-def _with_channel_decay(x: Recurrence, visible: Visible, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One decay per key channel (GLA, Yang et al. 2024).
+def _replaced_values(
+    overlap: Tensor, values: Tensor, entering: Tensor, *, leaving: Tensor, through: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return v' = u - w S, which replaces v, the states before each chunk, and the last one.
 
-    Weights are q_i · (k_j exp(G_i - G_j)), with G the summed log decays. Queries and keys are scaled apart, relative to
-    G in the middle of the query's part of the chunk: then no factor is above exp(5 · part / 2).
+    (I + tril(overlap)) [u, w] = [values, entering], where overlap is r k kᵀ · decay, and these are r v and r k · decay.
     """
-    q, k, v, log_decay, _, _ = x.expanded()
+    dtype = values.dtype
+    solved = invert_unit_lower(overlap.tril(-1)).to(dtype)
+    u, w = solved @ values, solved @ entering
+    eye = torch.eye(entering.shape[-1], device=entering.device, dtype=through.dtype)
+    maps = torch.addcmul(-at_least_fp32(leaving @ w), through, eye)
+    states, last = pass_states(torch.matmul, maps, at_least_fp32(leaving @ u), state)
+    states = states.to(dtype)
+    return u - w @ states, states, last
+
+
+def _with_channel_decay(x: Recurrence, visible: Visible, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One decay per key channel (GLA, Yang et al. 2024), with or without the delta rule (Kimi Linear 2025)."""
+    q, k, v, log_decay, rate, _ = x.expanded()
     assert log_decay is not None
-    dtype, part = v.dtype, CHANNEL_PART
+    dtype = v.dtype
     total = log_decay.cumsum(dim=3)  # G [b, h, n, c, k]
+    inside = _channel_weights(q, k, total).masked_fill(~visible.pairs, 0)
+    end = total[:, :, :, -1:]
+    enter, leaving, through = total.exp(), k * (end - total).exp(), end.transpose(-1, -2).exp()
+    if visible.enter is not None and visible.leave is not None and visible.through is not None:
+        enter, leaving = enter * visible.enter[..., None], leaving * visible.leave[..., None]
+        through = through * visible.through[..., None, None]
+    leaving = leaving.to(dtype).transpose(-1, -2)  # [b, h, n, k, c]
+    if rate is None:
+        states, last = pass_states(torch.mul, through, at_least_fp32(leaving @ v), state)
+    else:
+        overlap = at_least_fp32(_channel_weights(k, k, total).masked_fill(~visible.pairs, 0)) * rate[..., None]
+        values, entering = v * rate[..., None].to(dtype), (k * enter * rate[..., None]).to(dtype)
+        v, states, last = _replaced_values(overlap, values, entering, leaving=leaving, through=through, state=state)
+    return inside @ v + (q * enter).to(dtype) @ states.to(dtype), last
+
+
+def _channel_weights(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """Return q_i · (k_j exp(G_i - G_j)) of the tokens of a chunk [b, h, n, c, c], G being the summed log decays.
+
+    Queries and keys are scaled apart, relative to G in the middle of the query's part of the chunk: then no factor is
+    above exp(5 · part / 2).
+    """
+    dtype, part = q.dtype, CHANNEL_PART
     middle = total[:, :, :, part // 2 :: part]  # [b, h, n, parts, k]
     queries = q.unflatten(3, (-1, part)) * (total.unflatten(3, (-1, part)) - middle[..., None, :]).exp()
     limit = -MIN_LOG_DECAY * (part // 2 + 1)  # only later keys, which no query sees, are above it
     keys = k[:, :, :, None] * (middle[..., None, :] - total[:, :, :, None]).clamp(max=limit).exp()
-    weights = (queries.to(dtype) @ keys.to(dtype).transpose(-1, -2)).flatten(3, 4)  # [b, h, n, c, c]
-    inside = weights.masked_fill(~visible.pairs, 0) @ v
-    end = total[:, :, :, -1:]
-    entering, leaving, through = q * total.exp(), k * (end - total).exp(), end.transpose(-1, -2).exp()
-    if visible.enter is not None and visible.leave is not None and visible.through is not None:
-        entering, leaving = entering * visible.enter[..., None], leaving * visible.leave[..., None]
-        through = through * visible.through[..., None, None]
-    updates = at_least_fp32(leaving.to(dtype).transpose(-1, -2) @ v)
-    states, last = pass_states(torch.mul, through, updates, state)
-    return inside + entering.to(dtype) @ states.to(dtype), last
+    return (queries.to(dtype) @ keys.to(dtype).transpose(-1, -2)).flatten(3, 4)
 
 
 class HeadDecay(NamedTuple):

@@ -1,7 +1,7 @@
 """Linear recurrences over matrix states: linear attention, the gated delta rule and Mamba-2's SSD, by their definition.
 
     S_t = a_t S_{t-1} + k_t v_tᵀ                                   (Katharopoulos et al. 2020; a_t: Mamba-2, GLA)
-    S_t = a_t S_{t-1} + k_t r_t (v_t - (a_t S_{t-1})ᵀ k_t)ᵀ        (delta rule, rate r_t: gated DeltaNet)
+    S_t = a_t S_{t-1} + k_t r_t (v_t - (a_t S_{t-1})ᵀ k_t)ᵀ        (delta rule, rate r_t: gated DeltaNet, Kimi Linear)
     o_t = S_tᵀ q_t
 
 S is [k, v] in each head. The decay a_t is 1, one number per head, or one per key channel. `recur` is this loop and the

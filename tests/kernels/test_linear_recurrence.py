@@ -10,7 +10,7 @@ from anyformer.kernels.chunked_recurrence import MIN_LOG_DECAY, invert_unit_lowe
 from anyformer.kernels.linear_recurrence import Recurrence, recur
 from tests.strategies import close
 
-KINDS = ("none", "head", "channel", "delta")
+KINDS = ("none", "head", "channel", "delta", "channel delta")
 b, g, h, k, v = 2, 2, 4, 3, 5
 
 
@@ -18,11 +18,11 @@ def inputs(kind: str, length: int, resets: bool, seed: int, dtype: torch.dtype =
     torch.manual_seed(seed)
     q, keys, values = (torch.randn(b, n, length, w, dtype=dtype) for n, w in ((g, k), (g, k), (h, v)))
     log_decay, rate = None, None
-    if kind == "channel":
+    if kind.startswith("channel"):
         log_decay = torch.rand(b, h, length, k, dtype=dtype) * MIN_LOG_DECAY
     elif kind != "none":
         log_decay = -3 * torch.rand(b, h, length, dtype=dtype)
-    if kind == "delta":
+    if kind.endswith("delta"):
         keys, rate = F.normalize(keys, dim=-1), torch.rand(b, h, length, dtype=dtype)
     runs = (torch.rand(b, length) < 0.1).long().cumsum(dim=1) if resets else None
     return Recurrence(q, keys, values, log_decay, rate, runs)
