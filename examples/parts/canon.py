@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from anyformer.config import Convolution, Flag, Size
+from anyformer.nn.convolution import ConvolutionMixer
 
 
 class Canon(Convolution):
@@ -24,23 +25,18 @@ class Canon(Convolution):
     bias: Flag = False  # a bias per channel
 
     def build(self, width):
-        return _module()(self, width)
+        return CanonMixer(self, width)
 
     def cost(self, width, b, t, side):
         cost = super().cost(width, b, t, side)
         return replace(cost, parameters=width * (self.width + self.bias), flops=2 * b * t * width * self.width)
 
 
-def _module():
-    from anyformer.nn.convolution import ConvolutionMixer
+class CanonMixer(ConvolutionMixer):
+    def __init__(self, spec, width):
+        super().__init__(spec, width)
+        self.conv = nn.Conv1d(width, width, spec.width, dilation=spec.dilation, bias=spec.bias, groups=width)
 
-    class CanonMixer(ConvolutionMixer):
-        def __init__(self, spec, width):
-            super().__init__(spec, width)
-            self.conv = nn.Conv1d(width, width, spec.width, dilation=spec.dilation, bias=spec.bias, groups=width)
-
-        def combine(self, near):
-            y = torch.einsum("btdk,dk->btd", near, self.conv.weight[:, 0])
-            return y if self.conv.bias is None else y + self.conv.bias
-
-    return CanonMixer
+    def combine(self, near):
+        y = torch.einsum("btdk,dk->btd", near, self.conv.weight[:, 0])
+        return y if self.conv.bias is None else y + self.conv.bias

@@ -11,8 +11,10 @@ from typing import Literal
 import torch
 from torch import nn
 
+from anyformer.attention.lowered import add_bias, densify, mask_scores
 from anyformer.config import Position, Relative, Size
 from anyformer.config.cost import Cost
+from anyformer.nn.attention import MultiHeadAttention
 
 
 class CoPE(Position):
@@ -22,7 +24,7 @@ class CoPE(Position):
     positions: Size = 64  # largest contextual distance: longer ones share its vector
 
     def attention(self):
-        return partial(_attention(), self)
+        return partial(ContextualAttention, self)
 
     def relative(self, q, k, tables):  # the distances: keys are summed in their order
         return Relative(q.new_empty(0), q[:, :, None] - k[:, None, :])
@@ -32,25 +34,19 @@ class CoPE(Position):
         return Cost(n * k, flops=2 * b * h * t * k * (t + n), saved=3 * b * h * t * t)
 
 
-def _attention():
-    from anyformer.attention.lowered import add_bias, densify, mask_scores
-    from anyformer.nn.attention import MultiHeadAttention
+class ContextualAttention(MultiHeadAttention):
+    def __init__(self, scheme, spec, width):
+        super().__init__(spec, width)
+        self.vectors = nn.Parameter(torch.empty(scheme.positions + 1, spec.widths(width)[0]))
 
-    class ContextualAttention(MultiHeadAttention):
-        def __init__(self, scheme, spec, width):
-            super().__init__(spec, width)
-            self.vectors = nn.Parameter(torch.empty(scheme.positions + 1, spec.widths(width)[0]))
+    def mask(self, relation, q, k):
+        gates = mask_scores(self.scoring.scores(q, k), densify(relation.lowered)).sigmoid()  # [b, h, t, s]
+        order = relation.relative.rows[:, None].argsort(-1).expand_as(gates)  # the nearest key first
+        far = gates.gather(-1, order).cumsum(-1).gather(-1, order.argsort(-1)).clamp(max=len(self.vectors) - 1)
+        scores = self.scale * (q @ self.vectors.mT).to(far.dtype)  # [b, h, t, positions + 1]
+        low, high = far.floor().long(), far.ceil().long()
+        return add_bias(relation.lowered, scores.gather(-1, low).lerp(scores.gather(-1, high), far - low))
 
-        def mask(self, relation, q, k):
-            gates = mask_scores(self.scoring.scores(q, k), densify(relation.lowered)).sigmoid()  # [b, h, t, s]
-            order = relation.relative.rows[:, None].argsort(-1).expand_as(gates)  # the nearest key first
-            far = gates.gather(-1, order).cumsum(-1).gather(-1, order.argsort(-1)).clamp(max=len(self.vectors) - 1)
-            scores = self.scale * (q @ self.vectors.mT).to(far.dtype)  # [b, h, t, positions + 1]
-            low, high = far.floor().long(), far.ceil().long()
-            return add_bias(relation.lowered, scores.gather(-1, low).lerp(scores.gather(-1, high), far - low))
-
-        def reset(self):
-            super().reset()
-            self.vectors.zero_()
-
-    return ContextualAttention
+    def reset(self):
+        super().reset()
+        self.vectors.zero_()

@@ -14,6 +14,7 @@ from torch import nn
 
 from anyformer.config import Attention, Fault, Fraction, RMSNorm, TokenNorm, factor, pairs
 from anyformer.config.cost import Cost
+from anyformer.nn.attention import MultiHeadAttention
 
 
 class Differential(Attention):
@@ -24,7 +25,7 @@ class Differential(Attention):
     head_norm: TokenNorm = RMSNorm()  # norm of each head's output
 
     def build(self, width):
-        return _module()(self, width)
+        return DifferentialAttention(self, width)
 
     def cost_between(self, pattern, d, b, t, s, side, across=False):
         k, k_v = self.widths(d)
@@ -38,28 +39,23 @@ class Differential(Attention):
             yield Fault("key_width", f"= {self.widths(width)[0]}: must be a multiple of 4, for two halves of pairs")
 
 
-def _module():
-    from anyformer.nn.attention import MultiHeadAttention
+class DifferentialAttention(MultiHeadAttention):
+    def __init__(self, spec, width):
+        super().__init__(spec, width)
+        k, k_v = spec.widths(width)
+        self.start, self.scale = spec.start, factor(spec.scale, width, k // 2)
+        self.vectors, self.head_norm = nn.Parameter(torch.empty(2, 2, k // 2)), spec.head_norm.build(k_v)
 
-    class DifferentialAttention(MultiHeadAttention):
-        def __init__(self, spec, width):
-            super().__init__(spec, width)
-            k, k_v = spec.widths(width)
-            self.start, self.scale = spec.start, factor(spec.scale, width, k // 2)
-            self.vectors, self.head_norm = nn.Parameter(torch.empty(2, 2, k // 2)), spec.head_norm.build(k_v)
+    def attend(self, q, k, v, lowered, scoring):
+        even = torch.arange(q.shape[-1], device=q.device) % 2 == 0
+        attend = super().attend
+        first, second = (attend(q * half, k, v, lowered, scoring) for half in (even, ~even))
+        sums = self.vectors.prod(0).sum(-1).exp()
+        return first - (sums[0] - sums[1] + self.start).to(second.dtype) * second
 
-        def attend(self, q, k, v, lowered, scoring):
-            even = torch.arange(q.shape[-1], device=q.device) % 2 == 0
-            attend = super().attend
-            first, second = (attend(q * half, k, v, lowered, scoring) for half in (even, ~even))
-            sums = self.vectors.prod(0).sum(-1).exp()
-            return first - (sums[0] - sums[1] + self.start).to(second.dtype) * second
+    def select(self, out, ctx):
+        return self.head_norm(super().select(out, ctx)) * (1 - self.start)
 
-        def select(self, out, ctx):
-            return self.head_norm(super().select(out, ctx)) * (1 - self.start)
-
-        def reset(self):
-            super().reset()
-            self.vectors.normal_(std=0.1)
-
-    return DifferentialAttention
+    def reset(self):
+        super().reset()
+        self.vectors.normal_(std=0.1)

@@ -8,12 +8,14 @@ It needs no positions. A cache stores log f beside the key of each token.
 from typing import Literal
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
+from anyformer.attention.layout import sees
 from anyformer.config import Causal, Mixer, Size
 from anyformer.config.cost import Cost, Matrix, Sizes, linear_costs
 from anyformer.config.families import must_divide
+from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.linear import Linear, OutBranch, split_heads
 
 
 class Forgetting(Mixer):
@@ -43,23 +45,18 @@ class Forgetting(Mixer):
             yield must_divide("heads", self.heads, width, "another number of heads")
 
 
-class ForgettingAttention(nn.Module):
+class ForgettingAttention(OutBranch):
     def __init__(self, spec, width):
-        from anyformer.nn.linear import Linear
-
         super().__init__()
         self.heads, self.scale = spec.heads, (width // spec.heads) ** -0.5
         self.qkv, self.forget = Linear(width, (width,) * 3, bias=False), Linear(width, spec.heads)
         self.out = Linear(width, width, bias=False)
 
     def forward(self, x, ctx):
-        from anyformer.attention.layout import sees
-        from anyformer.nn.linear import split_heads
-
         q, k, v = (split_heads(part, self.heads) for part in self.qkv.split(x))  # [b, h, t, k]
         k, v = ctx.append(torch.cat((k, F.logsigmoid(split_heads(self.forget(x), self.heads))), dim=-1), v)
         seen = sees(Causal(), ctx.layout, ctx.keys)[:, None]  # [b, 1, t, s]
-        logs = k[:, :, None, :, -1].float().where(seen, 0.0)  # [b, h, t, s]
+        logs = at_least_fp32(k[:, :, None, :, -1]).where(seen, 0.0)  # [b, h, t, s]
         decay = logs.flip(-1).cumsum(-1).flip(-1) - logs  # of all tokens after the key
         scores = (q @ k[..., :-1].mT * self.scale + decay).masked_fill(~seen, -torch.inf)
         out = ctx.tap("weights", scores.softmax(-1)).to(v.dtype) @ v

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import import_file
+from anyformer.nn.context import Context
 from tests.extension.laws import VOCAB, built, holds_its_laws, model_with
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "parts"
@@ -18,6 +21,7 @@ PARTS = {
     "forgetting": {"mixer": {"kind": "forgetting", "heads": 2}},
     "differential": {"mixer": {"kind": "differential", "heads": 2, "start": 0.6}, "position": "rotary"},
     "canon": {"mixer": {"kind": "canon", "width": 3, "bias": True}},
+    "kimi_delta": {"mixer": {"kind": "kimi_delta", "heads": 2, "rank": 3, "convolution": 2}},
 }
 IDS = torch.randint(VOCAB, (2, 7), generator=torch.Generator().manual_seed(2))
 
@@ -103,3 +107,20 @@ def test_canon_is_a_convolution_with_diagonal_matrices() -> None:
             weights[name] = torch.diag_embed(x[:, 0].T).permute(1, 2, 0)
     dense.load_state_dict(weights)
     assert torch.allclose(canon(IDS), dense(IDS))
+
+
+def test_kimi_delta_attention_replaces_what_a_key_stores() -> None:
+    module, x = mixer("kimi_delta"), random(1, 6, 8)
+    layout = make_layout(1, 6, x.device)
+    found = module(x, Context(layout, layout))[0]
+    mixed = module.conv(F.pad(module.qkv(x), (0, 0, 1, 0)), None)[0].unflatten(-1, (3, 2, 4))  # q, k and v of two heads
+    decay, gate, rate = module.down.split(x[0])
+    steps = F.softplus(module.decay(decay).unflatten(-1, (2, 4)) + module.dt_bias)
+    state = torch.zeros(2, 4, 4, dtype=x.dtype)
+    for t, (q, k, v) in enumerate(mixed):
+        q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+        state = (-module.log_a.exp() * steps[t]).clamp(min=-5).exp()[..., None] * state
+        old = (k[:, None] @ state)[:, 0]
+        state = state + k[..., None] * (rate[t].sigmoid()[:, None] * (v - old))[:, None]
+        heads = module.norm((q[:, None] @ state)[:, 0] / 2).flatten()
+        assert torch.allclose(found[t], module.out(heads * module.gate(gate[t]).sigmoid()))
