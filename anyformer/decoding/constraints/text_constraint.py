@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.automaton import BROKEN, END, ENDED, UNREACHABLE, Automaton, Ints
-from anyformer.decoding.constraints.constraint import Constraint, check_stop, within_budget
+from anyformer.decoding.constraints.constraint import Constraint, check_stop
 from anyformer.decoding.constraints.json_schema import compile_schema
 from anyformer.decoding.constraints.regex import Node, Seq, literal, parse
 from anyformer.decoding.constraints.token_masks import TokenMasks, make_tokenizer
@@ -87,9 +87,10 @@ class Vocabulary:
         reached[0], first = state, 1
         for parents, symbols in self._levels:
             states = reached[parents]
-            if not states.any():
+            alive = np.flatnonzero(states)
+            if not len(alive):
                 break
-            reached[first : first + len(parents)] = automaton.step(states, symbols)
+            reached[first + alive] = automaton.step(states[alive], symbols[alive])
             first += len(parents)
         following = reached[self._node]
         following[self._silent] = BROKEN
@@ -178,9 +179,12 @@ class TextConstraint(Constraint):
             after = [self._after(state, token) for token in long.tolist()]
             mask[long] = torch.from_numpy(self._distances()[after] < left)
             return mask
-        following = torch.from_numpy(self._walks[state])
-        needed = torch.from_numpy(self._distances())[following]
-        return within_budget((following != BROKEN)[None], needed[None], torch.tensor([left]))[0]
+        following = self._walks[state]
+        alive = np.flatnonzero(following)  # BROKEN is 0
+        needed = self._distances()[following[alive]]
+        mask = torch.zeros(self.vocab, dtype=torch.bool)
+        mask[torch.from_numpy(alive[needed < max(left, needed.min() + 1)])] = True
+        return mask
 
     def _farthest(self, state: int, size: int) -> int:
         """Return a bound on the tokens to the end after a token of at most `size` bytes."""
@@ -250,6 +254,7 @@ class TreeConstraint(TextConstraint):
     def _mask(self, state: int) -> Tensor:
         mask = None if self._fast is None or state <= ENDED else self._fast.mask(state)
         if mask is None:
+            self._fast = None if state > ENDED else self._fast  # it would give up again, after as much work
             return super()._mask(state)
         mask[list(self.stop)] = self._may_end(state)
         return mask
