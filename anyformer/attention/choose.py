@@ -45,6 +45,7 @@ class Requirements(NamedTuple):
     cap: float | None = None
     sinks: bool = False
     latent: LatentCost | None = None
+    own_weights: bool = False  # the layer computes its weights itself
 
     @classmethod
     def of(cls, spec: Attention, width: int) -> "Requirements":
@@ -56,7 +57,7 @@ class Requirements(NamedTuple):
         if isinstance(spec.compress, Latent):
             rank, rotary = spec.compress.rank, spec.compress.rotary_width
             latent = LatentCost(rank + rotary, rank, 2 * rank + rotary - k - k_v, rank * (k - rotary + k_v))
-        return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, latent)
+        return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, latent, spec.own_weights)
 
     def absorbs(self, queries: int) -> bool:
         """Return whether compressed vectors are cheaper than expanded keys and values for this many queries."""
@@ -137,9 +138,15 @@ def biases(scheme: Position) -> bool:
 # -- why a kernel cannot run: None if it can --------------------------------------------------------------------------
 
 
+def _no_softmax(needs: Requirements) -> str | None:
+    if needs.own_weights:
+        return "the layer computes its weights itself"
+    return "no kernel normalises by ReLU" if needs.normalizer != "softmax" else None
+
+
 def _no_sdpa(needs: Requirements, name: str = "sdpa") -> str | None:
-    if needs.normalizer != "softmax":
-        return "no kernel normalises by ReLU"
+    if (obstacle := _no_softmax(needs)) is not None:
+        return obstacle
     return f"{name} has no soft cap" if needs.cap is not None else f"{name} has no sinks" if needs.sinks else None
 
 
@@ -193,8 +200,8 @@ def _no_short(
 
 
 def _no_flex(role: Role, scheme: Position, needs: Requirements, at: Runtime) -> str | None:
-    if needs.normalizer != "softmax":
-        return "no kernel normalises by ReLU"
+    if (obstacle := _no_softmax(needs)) is not None:
+        return obstacle
     if needs.dropout and at.training:
         return "it has no dropout on weights"
     if role == "cached":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -114,6 +114,8 @@ HeadNormOver = Literal["head", "each_head", "projection"]
 
 class Attention(Mixer):
     """softmax(Q Kᵀ · scale + mask + bias) V in h heads, each a projection of the whole embedding."""
+
+    own_weights: ClassVar[bool] = False  # its module overrides `weigh` and `attend`, and reads a dense mask: no kernel
 
     kind: Literal["attention"] = "attention"
     heads: Heads  # number of query heads

@@ -8,7 +8,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from anyformer.attention.attend import weigh
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Relation, densify
 from anyformer.cache.ring import Step
@@ -141,7 +140,7 @@ class Trace:
     def weights(self, name: str) -> Tensor:
         """Return the attention weights [h, t, s]."""
         a, q, k = self.attention(name), self.activations[f"{name}.q"], self.activations[f"{name}.k"]
-        return weigh(q, k, self.mask(name), a.scoring)[0].float().cpu()
+        return a.weigh(q, k, self.mask(name), a.scoring)[0].float().cpu()
 
     @torch.no_grad()
     def scores(self, name: str) -> Tensor:
@@ -155,7 +154,8 @@ class Trace:
     def weights_of(self, name: str, head: int, query: int) -> Tensor:
         """Return the attention weights [s] of one query in one head, by the reference implementation."""
         attention, mask = self.attention(name), self.mask(name)
-        weights = weigh(self.activations[f"{name}.q"], self.activations[f"{name}.k"], mask, attention.scoring)
+        q, k = self.activations[f"{name}.q"], self.activations[f"{name}.k"]
+        weights = attention.weigh(q, k, mask, attention.scoring)
         return weights[0, head, query].float().cpu()
 
     @property

@@ -55,7 +55,7 @@ class MultiHeadAttention(OutBranch):
         if self.latent and relation.absorbs:
             out = self.latent.values(out)
         if ctx.is_tapped("weights"):  # recomputed on demand; the kernel's result stays unless a tap replaces them
-            weights = weigh(q, k, mask, scoring)
+            weights = self.weigh(q, k, mask, scoring)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
         out = ctx.tap("heads", self.select(out, ctx))
@@ -71,6 +71,10 @@ class MultiHeadAttention(OutBranch):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
         """[b, h, t, k] queries, [b, g, s, k] keys and [b, g, s, k_v] values to [b, h, t, k_v]."""
         return attend(q, k, v, lowered, scoring, self.dropout if self.training else 0.0)
+
+    def weigh(self, q: Tensor, k: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
+        """[b, h, t, k] queries and [b, g, s, k] keys to the weights [b, h, t, s] by which `attend` adds values."""
+        return weigh(q, k, lowered, scoring)
 
     def select(self, out: Tensor, ctx: Context) -> Tensor:
         """Return the output of the heads [b, h, t, k_v] from that of wider values."""

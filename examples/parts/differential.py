@@ -47,9 +47,14 @@ class DifferentialAttention(MultiHeadAttention):
         self.vectors, self.head_norm = nn.Parameter(torch.empty(2, 2, k // 2)), spec.head_norm.build(k_v)
 
     def attend(self, q, k, v, lowered, scoring):
+        return self.difference(super().attend, q, k, v, lowered, scoring)
+
+    def weigh(self, q, k, lowered, scoring):
+        return self.difference(super().weigh, q, k, lowered, scoring)
+
+    def difference(self, function, q, *args):
         even = torch.arange(q.shape[-1], device=q.device) % 2 == 0
-        attend = super().attend
-        first, second = (attend(q * half, k, v, lowered, scoring) for half in (even, ~even))
+        first, second = function(q * even, *args), function(q * ~even, *args)
         sums = self.vectors.prod(0).sum(-1).exp()
         return first - (sums[0] - sums[1] + self.start).to(second.dtype) * second
 

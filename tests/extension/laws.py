@@ -6,6 +6,7 @@ import torch
 
 import anyformer as af
 from anyformer.config import ModelConfig, io
+from anyformer.nn.context import Tap
 
 VOCAB = 11
 
@@ -28,7 +29,7 @@ def built(config: ModelConfig, seed: int = 0) -> af.Transformer:
 
 
 def holds_its_laws(config: ModelConfig) -> None:
-    """Round trips, costs, causality, padding, packing and caching."""
+    """Round trips, costs, taps, causality, padding, packing and caching."""
     for format in ("toml", "json"):
         assert io.loads(ModelConfig, io.dumps(config, format), format) == config
     with torch.device("meta"):
@@ -36,6 +37,8 @@ def holds_its_laws(config: ModelConfig) -> None:
     model = built(config)
     ids = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
     whole = model(ids)
+    copied = model(ids, taps=Tap(lambda name, x: x.clone()))
+    assert torch.allclose(copied, whole), "a tap that changes nothing changes the output"
     changed = ids.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % VOCAB
     assert torch.allclose(model(changed)[:, :6], whole[:, :6]), "reads later tokens"

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
-from anyformer.config import import_file
+from anyformer.config import Causal, NoPosition, import_file
+from anyformer.kernels.runtime import Runtime
 from anyformer.nn.context import Context
 from tests.extension.laws import VOCAB, built, holds_its_laws, model_with
 
@@ -22,6 +24,7 @@ PARTS = {
     "differential": {"mixer": {"kind": "differential", "heads": 2, "start": 0.6}, "position": "rotary"},
     "canon": {"mixer": {"kind": "canon", "width": 3, "bias": True}},
     "kimi_delta": {"mixer": {"kind": "kimi_delta", "heads": 2, "rank": 3, "convolution": 2}},
+    "entmax_attention": {"mixer": {"kind": "entmax", "heads": 2, "kv_heads": 1}, "position": "alibi"},
 }
 IDS = torch.randint(VOCAB, (2, 7), generator=torch.Generator().manual_seed(2))
 
@@ -124,3 +127,25 @@ def test_kimi_delta_attention_replaces_what_a_key_stores() -> None:
         state = state + k[..., None] * (rate[t].sigmoid()[:, None] * (v - old))[:, None]
         heads = module.norm((q[:, None] @ state)[:, 0] / 2).flatten()
         assert torch.allclose(found[t], module.out(heads * module.gate(gate[t]).sigmoid()))
+
+
+def test_entmax_attention_is_a_thresholded_square() -> None:
+    module, (q, k) = mixer("entmax_attention"), random(2, 1, 2, 6, 4)
+    weights, scores = module.weigh(q, k[:, :1], Dense(causal=True), module.scoring), q @ k[:, :1].mT / 4
+    for i in range(6):
+        row, z = weights[0, 0, i, : i + 1], scores[0, 0, i, : i + 1]
+        assert torch.isclose(row.sum(), row.new_ones(()))
+        inside = row > 0
+        thresholds = (z - row.sqrt())[inside]
+        assert torch.allclose(thresholds, thresholds[:1])  # τ, the same for all
+        assert (z[~inside] <= thresholds[0]).all()
+    assert (weights.triu(1) == 0).all()
+    assert (weights.tril() == 0).sum() > 30  # besides those hidden
+
+
+def test_no_kernel_is_chosen_for_weights_of_ones_own() -> None:
+    spec, gpu = model_with(**PARTS["entmax_attention"]).decoder.blocks[0].mixer, Runtime("cuda", torch.bfloat16, False)
+    for backend in ("auto", "sdpa", "short", "flex", "varlen", "decode"):
+        layout = make_layout(1, 2048, torch.device("cpu"))
+        needs = Requirements.of(spec, 8)
+        assert choose(backend, Causal(), layout, layout, "self", NoPosition(), needs, gpu).kernel == "eager"
