@@ -28,6 +28,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "env": ("gymnasium", "minigrid"),
     "parquet": ("pyarrow",),
     "ray": ("ray",),
+    "constrain": ("llguidance",),
     "serve": ("fastapi", "jinja2", "uvicorn"),
     "log": ("tensorboard",),
     "docs": ("latex2mathml", "zensical"),

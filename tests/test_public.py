@@ -13,6 +13,7 @@ from anyformer.cli import app
 
 DECODING = [
     "--max-new-tokens",
+    "--context",
     "--min-new-tokens",
     "--stop",
     "--task",
@@ -99,6 +100,7 @@ VERBS = {
         "--max-rows",
         "--max-queue",
         "--max-streams",
+        "--context",
         "--max-prompt-tokens",
         "--max-new-tokens",
         "--max-body-bytes",
