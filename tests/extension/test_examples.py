@@ -12,6 +12,7 @@ from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import Causal, NoPosition, import_file
+from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.context import Context
 from tests.extension.laws import VOCAB, built, holds_its_laws, model_with
@@ -25,6 +26,13 @@ PARTS = {
     "canon": {"mixer": {"kind": "canon", "width": 3, "bias": True}},
     "kimi_delta": {"mixer": {"kind": "kimi_delta", "heads": 2, "rank": 3, "convolution": 2}},
     "entmax_attention": {"mixer": {"kind": "entmax", "heads": 2, "kv_heads": 1}, "position": "alibi"},
+    "ngpt": {
+        "mixer": {"kind": "sphere_attention", "heads": 2, "qk_norm": "unit"},
+        "feedforward": {"kind": "sphere_feedforward", "inner": {"kind": "plain", "width": 6}},
+        "norm": "unit",
+        "placement": "post",
+        "position": "rotary",
+    },
 }
 IDS = torch.randint(VOCAB, (2, 7), generator=torch.Generator().manual_seed(2))
 
@@ -149,3 +157,17 @@ def test_no_kernel_is_chosen_for_weights_of_ones_own() -> None:
         layout = make_layout(1, 2048, torch.device("cpu"))
         needs = Requirements.of(spec, 8)
         assert choose(backend, Causal(), layout, layout, "self", NoPosition(), needs, gpu).kernel == "eager"
+
+
+def test_ngpt_moves_vectors_on_a_sphere() -> None:
+    model = built(model_with(**PARTS["ngpt"]))
+    names = ["decoder.0.mixer.in", "decoder.0.*.out", "decoder.0.mixer.heads", "decoder.1.mixer.in"]
+    _, seen = run_with_taps(model, names, IDS)
+    step = model.decoder.blocks[0]["mixer"].inner.step
+    x, heads = seen["decoder.0.mixer.in"], seen["decoder.0.mixer.heads"].transpose(1, 2).flatten(2)
+    y = F.normalize(model.decoder.blocks[0]["mixer"].inner.out(heads), dim=-1)
+    assert torch.allclose(seen["decoder.0.mixer.out"], step.rate * (y - x))
+    moved = seen["decoder.1.mixer.in"]
+    assert torch.allclose(moved.norm(dim=-1), moved.new_ones(()))
+    middle = F.normalize(x + seen["decoder.0.mixer.out"], dim=-1)
+    assert torch.allclose(moved, F.normalize(middle + seen["decoder.0.feedforward.out"], dim=-1))
