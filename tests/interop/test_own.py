@@ -50,8 +50,8 @@ def test_shakespeare(tmp_path: Path) -> None:
         ids = tokens(prompt, return_tensors="pt")["input_ids"]
         assert ids[0].tolist() == run.tokenizer.encode(prompt)
         close(run, model, input_ids=ids)
-        made = model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
-        assert run.generate([prompt], max_new_tokens=20) == [run.tokenizer.decode(made.tolist())]
+        made = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
+        assert run.generate([prompt], max_new_tokens=16) == [run.tokenizer.decode(made.tolist())]
 
 
 def test_an_adapter_is_merged(tmp_path: Path) -> None:
