@@ -15,7 +15,7 @@ from anyformer.recipe import Packed, Padded, Recipe
 from anyformer.run import Run, load
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.train import evaluate
-from tests.training.small import PACKED, PADDED, Shape, make, pairs, quiet, run, said, text
+from tests.training.small import CROPS, PACKED, PADDED, Shape, make, pairs, quiet, run, said, text
 
 SHAPES: list[Shape] = ["decoder", "encoder-decoder"]
 LENGTHS = [2, 3, 9, 4, 8, 12, 5, 2, 10, 3, 11, 7]  # of the sources and targets in the file
@@ -219,7 +219,8 @@ def test_an_empty_prompt_begins_at_the_beginning(tmp_path: Path) -> None:
     made = endless(run(text(tmp_path, steps=2), tmp_path / "run"))
     first, second = made.predict(["", ""])
     assert first == second
-    assert len(first) == 100
+    assert len(first) == CROPS.length
+    assert len(made.predict([""], context=200)[0]) == 100
     bos, task = made.tokenizer.bos, made.task
     assert isinstance(task, LanguageModelling)
     with torch.no_grad():
