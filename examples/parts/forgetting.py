@@ -17,6 +17,8 @@ from anyformer.config.families import must_divide
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.linear import Linear, OutBranch, split_heads
 
+CAUSAL = Causal()  # a constant: torch.compile cannot trace the construction of a spec
+
 
 class Forgetting(Mixer):
     """softmax(q kᵀ / sqrt(k) + Σ_{j < m ≤ i} log f_m) v with a forget gate f for each head (Lin et al. 2025)."""
@@ -55,7 +57,7 @@ class ForgettingAttention(OutBranch):
     def forward(self, x, ctx):
         q, k, v = (split_heads(part, self.heads) for part in self.qkv.split(x))  # [b, h, t, k]
         k, v = ctx.append(torch.cat((k, F.logsigmoid(split_heads(self.forget(x), self.heads))), dim=-1), v)
-        seen = sees(Causal(), ctx.layout, ctx.keys)[:, None]  # [b, 1, t, s]
+        seen = sees(CAUSAL, ctx.layout, ctx.keys)[:, None]  # [b, 1, t, s]
         logs = at_least_fp32(k[:, :, None, :, -1]).where(seen, 0.0)  # [b, h, t, s]
         decay = logs.flip(-1).cumsum(-1).flip(-1) - logs  # of all tokens after the key
         scores = (q @ k[..., :-1].mT * self.scale + decay).masked_fill(~seen, -torch.inf)

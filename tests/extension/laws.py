@@ -29,7 +29,7 @@ def built(config: ModelConfig, seed: int = 0) -> af.Transformer:
 
 
 def holds_its_laws(config: ModelConfig) -> None:
-    """Round trips, costs, taps, causality, padding, packing and caching."""
+    """Round trips, costs, taps, causality, padding, packing, caching and tracing by the compiler."""
     for format in ("toml", "json"):
         assert io.loads(ModelConfig, io.dumps(config, format), format) == config
     with torch.device("meta"):
@@ -56,3 +56,13 @@ def holds_its_laws(config: ModelConfig) -> None:
     model.train()
     model(ids).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    is_traced(config.model_copy(update={"decoder": config.decoder.model_copy(update={"depth": 1})}))
+
+
+def is_traced(config: ModelConfig) -> None:
+    """The compiler traces a pass without a graph break."""
+    model, ids = built(config), torch.arange(VOCAB)[None]
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.allclose(compiled(ids, segments=ids // 6), model(ids, segments=ids // 6))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from anyformer.config import (
     Activation,
     Attention,
+    Causal,
     FeedForward,
     Mixer,
     Norm,
@@ -18,6 +19,8 @@ from anyformer.config import (
     Size,
 )
 from anyformer.config.cost import Cost, Matrix, Sizes, linear, linear_costs
+
+CAUSAL = Causal()  # a constant: torch.compile cannot trace the construction of a spec
 
 
 class Logarithm(Position):
@@ -159,10 +162,9 @@ class MeanModule(nn.Module):
 
     def forward(self, x, ctx):
         from anyformer.attention.layout import sees
-        from anyformer.config import Causal
 
         read = ctx.with_history(x)
-        seen = sees(Causal(), ctx.layout, ctx.keys).to(x.dtype)
+        seen = sees(CAUSAL, ctx.layout, ctx.keys).to(x.dtype)
         return self.out(seen @ read / seen.sum(-1, keepdim=True).clamp(min=1))
 
 
