@@ -55,11 +55,12 @@ class ForgettingAttention(OutBranch):
         self.out = Linear(width, width, bias=False)
 
     def forward(self, x, ctx):
-        q, k, v = (split_heads(part, self.heads) for part in self.qkv.split(x))  # [b, h, t, k]
-        k, v = ctx.append(torch.cat((k, F.logsigmoid(split_heads(self.forget(x), self.heads))), dim=-1), v)
+        read = ctx.with_memory(x)
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv.split(read))  # [b, h, t, k]
+        k, v = ctx.append(torch.cat((k, F.logsigmoid(split_heads(self.forget(read), self.heads))), dim=-1), v)
         seen = sees(CAUSAL, ctx.layout, ctx.keys)[:, None]  # [b, 1, t, s]
         logs = at_least_fp32(k[:, :, None, :, -1]).where(seen, 0.0)  # [b, h, t, s]
         decay = logs.flip(-1).cumsum(-1).flip(-1) - logs  # of all tokens after the key
-        scores = (q @ k[..., :-1].mT * self.scale + decay).masked_fill(~seen, -torch.inf)
+        scores = (q[:, :, -x.shape[1] :] @ k[..., :-1].mT * self.scale + decay).masked_fill(~seen, -torch.inf)
         out = ctx.tap("weights", scores.softmax(-1)).to(v.dtype) @ v
         return self.out(out.transpose(1, 2).flatten(2))

@@ -29,7 +29,7 @@ def built(config: ModelConfig, seed: int = 0) -> af.Transformer:
 
 
 def holds_its_laws(config: ModelConfig) -> None:
-    """Round trips, costs, taps, causality, padding, packing, caching and tracing by the compiler."""
+    """Round trips, costs, taps, causality, padding, packing, caching, segment memory and compiling."""
     for format in ("toml", "json"):
         assert io.loads(ModelConfig, io.dumps(config, format), format) == config
     with torch.device("meta"):
@@ -53,6 +53,16 @@ def holds_its_laws(config: ModelConfig) -> None:
     for a, b in pairwise((0, 4, 5, 6, 9)):
         outs.append(model.decode(ids[:, a:b], cache=cache))
     assert torch.allclose(torch.cat(outs, dim=1), model.decode(ids)), "with a cache it computes something else"
+    if not any(block.mixer.has_state for block in config.decoder.blocks):
+        data = config.model_dump()
+        data["decoder"]["memory"] = 9
+        reader = af.Transformer(io.build(ModelConfig, data)).double().eval()
+        reader.load_state_dict(model.state_dict())
+        past, outs = reader.new_past(2), []
+        for part in ids.split((4, 3, 2), dim=1):
+            out, past = reader(part, past=past)
+            outs.append(out)
+        assert torch.allclose(torch.cat(outs, dim=1), whole), "with a segment memory it computes something else"
     model.train()
     model(ids).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
