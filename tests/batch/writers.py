@@ -34,7 +34,7 @@ NEW = 12  # tokens of an answer at most
 def agreement(name: str, rows: int, folder: Path, checked: int) -> float:
     """Predict rows with the command, and return the share of equal answers to some of them alone on the CPU."""
     rng = random.Random(0)
-    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(rows)]
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(rows)]  # 41 letters at most
     texts = [f"{text} <extra_id_0>" if name == "spans" else text for text in texts]
     run, source = folder / "run", folder / "rows.txt"
     found = made.untrained(*WRITERS[name], run)
