@@ -151,8 +151,8 @@ def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
 
 
 NEW_USER = """Six sets by `anyformer new`, `train` and `evaluate`, without any other setting than `--minutes`
-(`python -m benchmarks.new_user`). Results are those of the test rows, or of the validation rows where it says so. The
-rates of learning fell once over the time in these runs; by now they fall in cycles where the data are read many times.
+(`python -m benchmarks.new_user`). Results are those of the test rows, or of the validation rows where it says so. In
+these runs the learning rate fell once; recipes for data that are read many times now have cycles.
 *Alone*: warm steps with nothing beside them, of which kernels take the milliseconds in brackets: none waits for the
 CPU, so that steps of few tokens are limited by the number of their kernels. *Before* are tokens/s of the recipes that
 `new` wrote until then, in the middle of trainings side by side."""
