@@ -105,7 +105,7 @@ TORCHLESS = (
 )
 
 MAX_LINES = 400  # lines; a file past that is two files
-MAX_ATTENTION_LINES = 125  # the file that people read first
+MAX_ATTENTION_LINES = 128  # the file that people read first
 MAX_PARAMETERS = 8
 MAX_NN_MODULES = 24
 

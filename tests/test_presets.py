@@ -24,12 +24,14 @@ from anyformer.config import (
     Patches,
     Plain,
     Rotary,
+    Side,
     Special,
     Stack,
     Tokens,
     Window,
+    pattern_of,
+    position_of,
 )
-from anyformer.config.model import Side, pattern_of, position_of
 from anyformer.inspection.count import count
 from anyformer.presets import (
     PRESETS,

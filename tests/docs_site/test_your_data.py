@@ -64,7 +64,7 @@ def act(line: str) -> str:
     if words[1] == "new":
         words += ["--minutes", "0.01"]
     elif words[1] == "train" and len(words) == 3:  # a recipe of `anyformer new`
-        words += ["train.steps=3", "train.evaluate_every=none"]
+        words += ["train.minutes=none", "train.steps=3", "train.evaluate_every=none"]
     if words[1:3] == ["config", "show"]:
         words += [
             *SMALL,
