@@ -49,7 +49,7 @@ from anyformer.config import (
     Tokens,
     io,
 )
-from anyformer.config.outside import record
+from anyformer.config.outside import check_record, record
 from anyformer.config.spec import visible
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
@@ -209,6 +209,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     listed = verify(folder)
     if missing := REQUIRED - listed:  # a file without a checksum is not read
         raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
+    check_record(folder)
     config = io.load(ModelConfig, folder / "config.json")
     check_model(config, str(folder / "config.json"), bytes_per_value=1)  # whatever the precision of the weights
     file, task = _read_task(folder, listed)

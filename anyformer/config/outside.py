@@ -48,12 +48,12 @@ def import_file(path: str | Path) -> None:
     loaded = sys.modules.get(name)
     if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() != file:
         raise ConfigError([Fault(str(path), f"cannot be imported: another module is called {name}: rename the file")])
+    if name in _SOURCES:
+        return
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError([Fault(visible(str(path)), f"cannot be read: {error.strerror}")]) from None
-    if name in _SOURCES:
-        return
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for what it imports, and where its classes are unpickled
     module = _imported(name, str(path), file)
@@ -121,19 +121,22 @@ def outside_parts(value: Any) -> Iterator[Part]:
 
 def record(spec: Spec, folder: Path) -> None:
     """Write what a spec in a folder needs from outside, if anything: `parts.json`, and a copy of each file."""
-    found: dict[str, dict[str, str]] = {}
-    for part in outside_parts(spec):
-        cls = type(part)
-        source = _SOURCES.get(cls.__module__, Source())
-        found[f"{families(cls)[-1].__name__} {kind_of(cls)}"] = source._asdict() | {"file": Path(source.file).name}
-        if source.file and hashlib.sha256(content := Path(source.file).read_bytes()).hexdigest() == source.sha256:
+    classes = dict.fromkeys(type(part) for part in outside_parts(spec))
+    sources = {cls: _SOURCES.get(cls.__module__, Source()) for cls in classes}
+    for source in {source for source in sources.values() if source.file}:
+        content = Path(source.file).read_bytes()
+        if hashlib.sha256(content).hexdigest() == source.sha256:
             (folder / Path(source.file).name).write_bytes(content)
-    if found:
+    if sources:
+        found = {
+            f"{families(cls)[-1].__name__} {kind_of(cls)}": source._asdict() | {"file": Path(source.file).name}
+            for cls, source in sources.items()
+        }
         (folder / RECORD).write_text(json.dumps(found, indent=2), encoding="utf-8")
 
 
 def check_record(folder: Path) -> None:
-    """Refuse a config whose parts from outside are not known, by name; warn of a file that has changed."""
+    """Refuse the config of a run whose parts from outside are not known, by name; warn of a file that has changed."""
     try:
         recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         needed = [(*key.split(" ", 1), Source(**source)) for key, source in recorded.items()]

@@ -1,8 +1,8 @@
 """Parts: specs that describe themselves, in families that anyone may add to. Imports no torch.
 
 A family is a class without a default `kind`, such as `Norm`; every part of it has its methods. A field whose type is a
-family takes any part of it, ours or yours, by its `kind`. Parts of the package are known when
-their class is defined; your own are made known by `register`.
+family takes any part of it, ours or yours, by its `kind`. Parts of the package are known when their class is defined;
+your own are made known by `register`.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,9 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from anyformer.config.spec import Spec
+from anyformer.config.spec import Spec, as_table
 
 PACKAGE = __name__.partition(".")[0]
-
-
 _PARTS: "list[type[Part]]" = []  # all known ones, in the order of their definition
 
 
@@ -47,7 +45,7 @@ class Part(Spec):
             return handler(source)
         by_kind: dict[Any, CoreSchema] = {kind_of(part): handler.generate_schema(part) for part in parts}
         chosen = core_schema.tagged_union_schema(by_kind, discriminator="kind")
-        return core_schema.no_info_before_validator_function(cls._as_table, chosen)
+        return core_schema.no_info_before_validator_function(lambda value: as_table(value, cls.default_kind), chosen)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -55,14 +53,6 @@ class Part(Spec):
         if cls.default_kind and cls.is_family():
             found["default_kind"] = cls.default_kind
         return found
-
-    @classmethod
-    def _as_table(cls, value: Any) -> Any:
-        """Return a bare kind as a table, and a table without a kind with the usual one."""
-        if isinstance(value, str):
-            return {"kind": value}
-        usual = cls.default_kind
-        return {"kind": usual, **value} if usual and isinstance(value, dict) and "kind" not in value else value
 
 
 def all_parts() -> list[type[Part]]:
@@ -89,9 +79,7 @@ def register(*parts: type[Part]) -> None:
     for part in parts:
         _check(part)
     for part in parts:
-        same = (part.__module__, part.__qualname__)
-        _PARTS[:] = [known for known in _PARTS if (known.__module__, known.__qualname__) != same]
-        _PARTS.append(part)
+        _PARTS[:] = [known for known in _PARTS if _name(known) != _name(part)] + [part]
     for spec in _containing({family for part in parts for family in families(part)}):
         spec.model_rebuild(force=True)
 
@@ -110,10 +98,13 @@ def _check(part: Any) -> None:
     if missing := sorted(getattr(part, "__abstractmethods__", ())):
         raise ValueError(f"{name} lacks {', '.join(missing)}: every {own[-1].__name__} has these methods")
     for known in own[-1].choices():
-        same = (known.__module__, known.__qualname__) == (part.__module__, part.__qualname__)
-        if kind_of(known) == kind_of(part) and not same:
-            where = f"{known.__module__}.{known.__qualname__}"
-            raise ValueError(f"{name} has the kind '{kind_of(part)}', which {where} has already: choose another")
+        if kind_of(known) == kind_of(part) and _name(known) != _name(part):
+            raise ValueError(f"{name} has the kind '{kind_of(part)}', which {_name(known)} has already: choose another")
+
+
+def _name(part: type[Spec]) -> str:
+    """Return the full name of a class, by which one that was defined again replaces it."""
+    return f"{part.__module__}.{part.__qualname__}"
 
 
 def _containing(changed: set[type[Part]]) -> list[type[Spec]]:

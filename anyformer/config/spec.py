@@ -110,13 +110,15 @@ def by_kind(default: str | None = None) -> tuple[Any, ...]:
     """Return annotations for a union of specs: the kind selects the member, and a bare string means `{kind = "..."}`.
     A table without a kind has the `default` kind, if there is one."""
 
-    def name(value: Any) -> Any:
-        if isinstance(value, str):
-            return {"kind": value}
-        return {"kind": default, **value} if default and isinstance(value, dict) and "kind" not in value else value
-
     extra: dict[str, Any] | None = {"default_kind": default} if default else None
-    return Field(discriminator="kind", json_schema_extra=extra), BeforeValidator(name)
+    return Field(discriminator="kind", json_schema_extra=extra), BeforeValidator(lambda value: as_table(value, default))
+
+
+def as_table(value: Any, default: str | None) -> Any:
+    """Return a bare kind as a table, and a table without a kind with the `default` one, if there is one."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": default, **value} if default and isinstance(value, dict) and "kind" not in value else value
 
 
 BY_KIND = by_kind()

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.atomic_folder import MANIFEST, verify_file
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, ModelConfig, io
+from anyformer.config.outside import check_record
 from anyformer.config.overrides import assignment
 
 FROM, FIRST = "model.from", "train.init_from"
@@ -16,10 +17,11 @@ WITHOUT_OUTPUT = {"output": "none", "all": "inputs"}  # ties that need a head wi
 def config_of_run(folder: Path) -> ModelConfig:
     """Return the model of a run, or of its newest checkpoint while it is unfinished. A manifest is verified."""
     for home in (folder, *sorted((folder / "state").glob("step-*"), reverse=True)):
-        if os.path.lexists(home / MANIFEST):
-            return io.load(ModelConfig, verify_file(home, "config.json"))
-        if (home / "config.json").is_file():
-            return io.load(ModelConfig, home / "config.json")
+        is_listed = os.path.lexists(home / MANIFEST)
+        if is_listed or (home / "config.json").is_file():
+            path = verify_file(home, "config.json") if is_listed else home / "config.json"
+            check_record(home)
+            return io.load(ModelConfig, path)
     raise ConfigError([Fault(str(folder), "is not the folder of a run: it has no config.json")])
 
 

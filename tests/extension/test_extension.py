@@ -12,6 +12,7 @@ import pytest
 import anyformer as af
 from anyformer.config import ConfigError, ModelConfig, Norm, import_file, io
 from anyformer.config.cost import Cost
+from anyformer.recipes.from_run import config_of_run
 from tests.extension.laws import holds_its_laws, model_with
 
 FILE = Path(__file__).with_name("my_parts.py")
@@ -160,7 +161,14 @@ def test_a_changed_file_is_told(run: Path, tmp_path: Path, monkeypatch: pytest.M
     changed = outside._SOURCES["my_parts"]._replace(sha256="0" * 64)
     monkeypatch.setitem(outside._SOURCES, "my_parts", changed)
     with pytest.warns(UserWarning, match="my_parts.py has changed since the run was saved"):
-        io.load(ModelConfig, run / "config.json")
+        config_of_run(run)
+
+
+def test_a_file_of_the_same_name_beside_a_config_is_not_read(tmp_path: Path) -> None:
+    """Only run folders have such a record; a user's own file may be called parts.json, too."""
+    (tmp_path / "parts.json").write_text("[1, 2]")
+    io.save(model_with(norm="rms"), tmp_path / "model.toml")
+    assert io.load(ModelConfig, tmp_path / "model.toml") == model_with(norm="rms")
 
 
 @pytest.mark.system
