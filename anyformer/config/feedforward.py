@@ -234,16 +234,7 @@ class SoftmaxTopK(Router):
     def build(self, width: int, count: int, top_k: int) -> "nn.Module":
         from anyformer.nn.experts import SoftmaxRouter
 
-        return SoftmaxRouter(
-            width,
-            count,
-            top_k,
-            normalize=self.normalize,
-            bias=self.bias,
-            scale=self.scale,
-            groups=self.groups,
-            top_groups=self.top_groups,
-        )
+        return SoftmaxRouter(self, width, count, top_k)
 
     def cost(self, width: int, count: int, rows: int) -> Cost:
         return replace(linear(width, count, rows, self.bias), saved=rows * count)  # probabilities
@@ -270,16 +261,7 @@ class SigmoidTopK(Router):
     def build(self, width: int, count: int, top_k: int) -> "nn.Module":
         from anyformer.nn.experts import SigmoidRouter
 
-        return SigmoidRouter(
-            width,
-            count,
-            top_k,
-            normalize=self.normalize,
-            scale=self.scale,
-            rate=self.rate,
-            groups=self.groups,
-            top_groups=self.top_groups,
-        )
+        return SigmoidRouter(self, width, count, top_k)
 
     def cost(self, width: int, count: int, rows: int) -> Cost:
         return replace(linear(width, count, rows, False), saved=rows * count)  # probabilities

@@ -122,17 +122,29 @@ class Convolution(Directed):
         return replace(linear(self.width * width, width, b * t, self.bias), saved=0, cached=cached)
 
 
-class FullyConnected(Directed):
+class FixedLength(Directed):
+    """Base of mixers with weights for each position, of which there are `length`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def length(self) -> int: ...
+
+    @property
+    def ends(self) -> list[tuple[int, str]]:
+        return [(self.length, f"positions of the '{self.kind}' mixer")]
+
+    def stores(self, width: int) -> Sizes:
+        return Sizes(1, width, 0)  # what it read
+
+
+class FullyConnected(FixedLength):
     """One dense layer over all numbers of a sequence: y_p = Σ_r W_pr x_r + b_p, each W_pr its own d×d matrix."""
 
     kind: Literal["dense"] = "dense"
     length: Size  # number of positions: longer inputs are an error
     causal: Flag | None = None  # reads no later token; None: in a decoder
     bias: Flag = True  # a bias per position and channel
-
-    @property
-    def ends(self) -> list[tuple[int, str]]:
-        return [(self.length, f"positions of the '{self.kind}' mixer")]
 
     def describe(self, across: bool = False) -> str:
         return "one matrix over all positions"
@@ -142,26 +154,19 @@ class FullyConnected(Directed):
 
         return DenseMixer(self, width)
 
-    def stores(self, width: int) -> Sizes:
-        return Sizes(1, width, 0)  # what it read
-
     def cost(self, width: int, b: int, t: int, side: Side) -> Cost:
         cached = self.stores(width).cached(b, t) * (side == "decoder")
         size = self.length * width
         return Cost(size * (size + self.bias), 2 * b * (t * width) ** 2, cached=cached)
 
 
-class PositionMixing(Directed):
+class PositionMixing(FixedLength):
     """y_p = Σ_r w_pr x_r + b_p: one number for each pair of positions, the same for all channels (MLP-Mixer 2021)."""
 
     kind: Literal["positions"] = "positions"
     length: Size  # number of positions: longer inputs are an error
     causal: Flag | None = None  # reads no later token; None: in a decoder
     bias: Flag = True  # a bias per position
-
-    @property
-    def ends(self) -> list[tuple[int, str]]:
-        return [(self.length, f"positions of the '{self.kind}' mixer")]
 
     def describe(self, across: bool = False) -> str:
         return "mixing of positions"
@@ -170,9 +175,6 @@ class PositionMixing(Directed):
         from anyformer.nn.dense import PositionMixer
 
         return PositionMixer(self)
-
-    def stores(self, width: int) -> Sizes:
-        return Sizes(1, width, 0)  # what it read
 
     def cost(self, width: int, b: int, t: int, side: Side) -> Cost:
         cached = self.stores(width).cached(b, t) * (side == "decoder")

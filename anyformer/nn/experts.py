@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import real
+from anyformer.config import SigmoidTopK, SoftmaxTopK
 from anyformer.kernels.cuda_graph import is_for_capture
 from anyformer.kernels.runtime import Runtime, at_least_fp32
 from anyformer.nn.aux_outputs import TrackedModule
@@ -43,22 +44,11 @@ def eligible(ranks: Tensor, groups: int, top_groups: int, best: int) -> Tensor:
 class SoftmaxRouter(nn.Module):
     """The k largest of softmax(x W), optionally normalised to sum to 1."""
 
-    def __init__(
-        self,
-        width: int,
-        count: int,
-        top_k: int,
-        *,
-        normalize: bool,
-        bias: bool,
-        scale: float,
-        groups: int,
-        top_groups: int,
-    ):
+    def __init__(self, spec: SoftmaxTopK, width: int, count: int, top_k: int):
         super().__init__()
-        self.linear = nn.Linear(width, count, bias=bias)
-        self.top_k, self.normalize, self.scale = top_k, normalize, scale
-        self.groups, self.top_groups = groups, top_groups
+        self.linear = nn.Linear(width, count, bias=spec.bias)
+        self.top_k, self.normalize, self.scale = top_k, spec.normalize, spec.scale
+        self.groups, self.top_groups = spec.groups, spec.top_groups
 
     def forward(self, x: Tensor) -> Choice:
         probabilities = at_least_fp32(self.linear(x)).softmax(dim=-1)
@@ -74,23 +64,12 @@ class SigmoidRouter(TrackedModule):
 
     bias: Tensor
 
-    def __init__(
-        self,
-        width: int,
-        count: int,
-        top_k: int,
-        *,
-        normalize: bool,
-        scale: float,
-        rate: float,
-        groups: int,
-        top_groups: int,
-    ):
+    def __init__(self, spec: SigmoidTopK, width: int, count: int, top_k: int):
         super().__init__()
         self.linear = nn.Linear(width, count, bias=False)
         self.register_buffer("bias", torch.empty(count))
-        self.top_k, self.normalize, self.scale, self.rate = top_k, normalize, scale, rate
-        self.groups, self.top_groups = groups, top_groups
+        self.top_k, self.normalize, self.scale, self.rate = top_k, spec.normalize, spec.scale, spec.rate
+        self.groups, self.top_groups = spec.groups, spec.top_groups
 
     def forward(self, x: Tensor) -> Choice:
         scores = at_least_fp32(self.linear(x)).sigmoid()
