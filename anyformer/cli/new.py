@@ -72,8 +72,8 @@ def new_(
         float | None,
         typer.Option(
             min=0.01,
-            help="Time of the training, evaluations included: as many steps are taken as fit. "
-            "Default: as many steps as take 5 minutes here, or as it takes to learn.",
+            help="Time of the training, evaluations included; it determines the number of steps. "
+            "Default: the number of steps of 5 minutes here, or more where learning needs them.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The recipe. Default: the name of the data with .toml.")] = None,

@@ -19,7 +19,7 @@ MIN_BATCHES = {
     False: 16,
     True: 64,
 }  # of an epoch on a GPU, from scratch and in fine-tuning: of few rows, batches are small
-ROW = 128  # tokens of a packed row, for which short attention has a kernel of its own
+ROW = 128  # tokens of a packed row, for which there is a kernel of short attention
 LONG_ROW = 512  # tokens of a packed row from which attention reads each document by itself
 MAX_MASKED_ROW = 512  # tokens of a row of masked tokens
 EPOCHS = {"seq2seq": 40, "lm": 20, "mlm": 20, "classify": 15, "tag": 20, "regress": 20, "embed": 20}

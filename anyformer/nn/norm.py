@@ -250,5 +250,5 @@ def build_head_norm(spec: TokenNorm, over: HeadNormOver, heads: int, width: int)
     if over == "projection":
         return spec.build(heads * width)
     if not isinstance(spec, (LayerNorm, RMSNorm)):
-        raise ValueError(f"qk_norm '{spec.kind}' has no form with weights of its own for each head: use 'head'")
+        raise ValueError(f"qk_norm '{spec.kind}' has no form with separate weights for each head: use 'head'")
     return HeadNorm(spec, heads, width)

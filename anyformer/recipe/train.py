@@ -85,7 +85,7 @@ class Train(Spec):
     """The training loop."""
 
     steps: Size  # number of weight updates; with minutes, 1,000 parts of that time, in which the schedule counts
-    # time of the whole training, with evaluations; as many updates are taken as fit; None: `steps` of them
+    # minutes of the whole training, with evaluations, which determine the number of updates; None: `steps` updates
     minutes: Positive | None = None
     optimizer: Optimizer  # the optimiser and its learning rate
     schedule: Schedule = Constant()  # how the learning rate changes over the steps

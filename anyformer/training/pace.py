@@ -18,7 +18,7 @@ from anyformer.recipe import Train
 from anyformer.run import PLACES
 
 TYPICAL_OF = 32  # newest steps, of whose durations the median is that of a typical step
-UNTIMED = 1e-5  # of the schedule: by so much a step advances before any was timed
+UNTIMED = 1e-5  # share of the schedule by which a step advances before any was timed
 
 
 class TimedPace:
@@ -61,7 +61,7 @@ class TimedPace:
             file.writelines(f"{place!r}\n" for place in places)
 
     def _next(self, before: float, left: float) -> float:
-        """Return the place after another one, with so many seconds left."""
+        """Return the place after another one, given the seconds left."""
         if not self.durations:
             return self.steps if left <= 0 else before + (self.steps - before) * UNTIMED
         # the first steps of each shape are slow: until there are enough, the fastest is the typical one

@@ -55,7 +55,7 @@ class _List:
 
     def __init__(self, head: _Part | None, tail: "_List | None", need: int):
         self.head, self.tail, self.need = head, tail, need  # need: bytes of the shortest text
-        self.edges: list[tuple[int, int, _List]] | None = None  # symbols from, to, and what is left after one
+        self.edges: list[tuple[int, int, _List]] | None = None  # symbols from, to, and the remaining nodes after one
 
 
 class Automaton:
@@ -77,7 +77,7 @@ class Automaton:
         self._farthest: dict[tuple[int, int], int] = {}
         final, self._end = _List(None, None, 0), _List(None, None, 0)
         final.edges, self._end.edges = [], [(END, END, final)]
-        self._sets = [frozenset[_List](), frozenset({final})]  # what BROKEN and ENDED stand for
+        self._sets = [frozenset[_List](), frozenset({final})]  # the states BROKEN and ENDED
         self._distances = [UNREACHABLE, 0]
         self._numbers = {found: number for number, found in enumerate(self._sets)}
         self._rows: Ints = np.zeros((64, END + 1), dtype=np.int32)
@@ -175,7 +175,7 @@ class Automaton:
             return UNREACHABLE
         return len(spans)
 
-    # -- what is left after a byte ------------------------------------------------------------------------------------
+    # -- the remaining nodes after a byte ------------------------------------------------------------------------------
 
     def _push(self, nodes: tuple[_Part, ...], tail: _List) -> _List:
         """Return the list of some nodes before another list; equal ones are one."""
@@ -187,7 +187,7 @@ class Automaton:
         return tail
 
     def _edges(self, found: _List) -> list[tuple[int, int, _List]]:
-        """Return what is left of a list after a symbol, by ranges of symbols."""
+        """Return the remaining nodes of a list after a symbol, by ranges of symbols."""
         if found.edges is None:
             found.edges = []
             at: _List | None = found

@@ -254,7 +254,7 @@ class TreeConstraint(TextConstraint):
     def _mask(self, state: int) -> Tensor:
         mask = None if self._fast is None or state <= ENDED else self._fast.mask(state)
         if mask is None:
-            self._fast = None if state > ENDED else self._fast  # it would give up again, after as much work
+            self._fast = None if state > ENDED else self._fast  # it would give up again, after the same work
             return super()._mask(state)
         mask[list(self.stop)] = self._may_end(state)
         return mask

@@ -122,7 +122,7 @@ def grammar(node: Node) -> str:
 
 
 class _Printer:
-    """Prints rules, and collects the named parts that need rules of their own."""
+    """Prints rules, and collects the named parts that need separate rules."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
