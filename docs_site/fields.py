@@ -39,6 +39,7 @@ MODULES = {  # headings, in the order of the pages
     "batches": "Batches",
     "train": "Training",
     "optimizer": "Optimisers",
+    "schedule": "Schedules",
     "width_transfer": "Width transfer",
     "strategy": "Strategies",
     "grid": "Grids",

@@ -12,7 +12,6 @@ from anyformer.config import LoRA, NoHead
 from anyformer.data.batch_plan import GradualPlan, plan_packed, plan_padded
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear
-from anyformer.training.schedule import lr_factor
 from figures.diagram import arrow, blank, box
 from figures.style import BLUE, COLOURS, GREEN, ORANGE, RED, figure
 
@@ -93,7 +92,7 @@ def warm_up(plt: Any) -> Any:
     drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained", width_ratios=(1.25, 1))
     steps = range(1, 1001)
     for (name, schedule), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
-        left.plot(steps, [lr_factor(schedule, step, 1000) for step in steps], color=colour, label=name)
+        left.plot(steps, [schedule.at(step, 1000) for step in steps], color=colour, label=name)
     left.set(title="schedules with 100 steps of warm-up", xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.75))
     left.set_yticks([0, 0.5, 1])
     left.legend(ncols=2, loc="upper center", fontsize=9)

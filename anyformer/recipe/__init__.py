@@ -7,13 +7,14 @@ imported_task  tasks of imported models
 model_split  which models several processes can share: layers or rows
 optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
+schedule   learning-rate schedules
 seq2seq_task  tasks that answer a source: seq2seq, preferences, rewards, mixtures
 source_faults  which sources fit which task
 sources    data: files, shards, synthetic tasks
 synthetic  synthetic sources: digits, dates, additions, scenes
 task       tasks, with the columns they read, their metrics and the models they need
 tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
-train      learning-rate schedule, and all other settings of the training loop
+train      settings of the training loop
 width_transfer  muP: one learning rate for models of all widths
 """
 
@@ -24,6 +25,7 @@ from anyformer.recipe.bins import *
 from anyformer.recipe.imported_task import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
+from anyformer.recipe.schedule import *
 from anyformer.recipe.seq2seq_task import *
 from anyformer.recipe.sources import *
 from anyformer.recipe.synthetic import *

@@ -1,61 +1,17 @@
-"""Training settings: learning-rate schedule, scheduled sampling, the loop, processes. Imports no torch."""
+"""Training settings: scheduled sampling, distillation, the loop, processes. Imports no torch."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from anyformer.config import ConfigError, Fault, Spec
-from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Probability, Size
+from anyformer.config.spec import Count, Flag, Fraction, Positive, Probability, Size
 from anyformer.recipe.optimizer import Optimizer
+from anyformer.recipe.schedule import Constant, Schedule
 from anyformer.recipe.task import Metric, Share
 from anyformer.recipe.width_transfer import StandardScale, WidthScale
 
-MAX_CYCLES = 8  # the first is then 1/255 of all
 PARTS = 1000  # of the time of a training, which its schedule counts as steps
-
-
-class Constant(Spec):
-    """The peak learning rate, after a warm-up."""
-
-    kind: Literal["constant"] = "constant"
-    warmup: Count = 0  # steps over which the rate rises from 0
-
-
-class Linear(Spec):
-    """Linear decay to `floor` times the peak."""
-
-    kind: Literal["linear"] = "linear"
-    warmup: Count = 0  # steps over which the rate rises from 0
-    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0  # last learning rate ÷ peak
-
-
-class Cosine(Spec):
-    """Decay along half a cosine to `floor` times the peak, once or in cycles (Loshchilov & Hutter 2017)."""
-
-    kind: Literal["cosine"] = "cosine"
-    warmup: Count = 0  # steps over which the rate rises from 0
-    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1  # last learning rate ÷ peak
-    # each cycle begins at the peak, is twice as long as the one before, and ends with an evaluation
-    cycles: Annotated[int, Field(strict=True, ge=1, le=MAX_CYCLES)] = 1
-
-
-class InverseSqrt(Spec):
-    """lr · sqrt(warmup / step) after a linear warm-up; lr = (d · warmup)^-0.5 gives that of Vaswani et al. 2017."""
-
-    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    warmup: Size = 4000  # steps over which the rate rises from 0
-
-
-class WSD(Spec):
-    """Warm-up, a constant rate, and a linear decay over the last fraction `decay` of the steps (WSD)."""
-
-    kind: Literal["wsd"] = "wsd"
-    warmup: Count = 0  # steps over which the rate rises from 0
-    decay: Fraction = 0.2  # fraction of the steps over which the rate falls
-    floor: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0  # last learning rate ÷ peak
-
-
-Schedule = Annotated[Constant | Linear | Cosine | InverseSqrt | WSD, *BY_KIND]
 
 
 class OwnTokens(Spec):

@@ -26,7 +26,6 @@ plan                Dry run: data, memory and time before training
 prepare             From a recipe to a job: data, tokenizer, model, checkpoint
 resume              Checkpoint to resume from, and changed data
 saving              Checkpoints written by a thread while training continues
-schedule            Learning-rate schedules
 scheduled_sampling  Scheduled sampling: the decoder reads some of its own tokens
 signals             SIGINT and SIGTERM as requests to stop
 snapshots           Weights at some steps, for `anyformer explore`

@@ -26,7 +26,6 @@ from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
 from anyformer.training.pace import TimedPace
 from anyformer.training.saving import finish_saves, save
-from anyformer.training.schedule import cycle_ends, lr_factor
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
 from anyformer.training.step import StepResult, TrainingStep, set_learning_rate
@@ -81,7 +80,7 @@ def fit(job: Job, began: float | None = None) -> TrainState:
             while len(pending) > left:
                 _finish_step(job, pending.popleft(), log)
 
-        ends = cycle_ends(spec.schedule, spec.steps)
+        ends = spec.schedule.cycle_ends(spec.steps)
         passed = state.progress - 1  # the place before that of the newest step
         while state.progress < spec.steps and not _should_stop(job):
             due = not snapshots.isdisjoint(steps_between(passed, state.progress))
@@ -93,7 +92,7 @@ def fit(job: Job, began: float | None = None) -> TrainState:
             if timed:
                 place = job.ranks.on_first(partial(_enter, pace, number, passed))
             state.progress = min([place, *(end for end in ends if passed < end)])  # a cycle ends with its lowest rate
-            lr = spec.optimizer.lr * lr_factor(spec.schedule, state.progress, spec.steps)
+            lr = spec.optimizer.lr * spec.schedule.at(state.progress, spec.steps)
             set_learning_rate(job, lr)
             batches, cursor = read_batches(job.reader, state, spec.accumulate)
             job.ranks.seed(job.recipe.seed, number)

@@ -14,7 +14,6 @@ from anyformer.new.draft import Draft, Request, draft
 from anyformer.recipe import Crops, Lengths, Packed, Padded
 from anyformer.training import plan
 from anyformer.training.job import Job
-from anyformer.training.schedule import cycle_ends
 
 WORDS = ["고양이", "개가", "cat", "dog", "runs", "猫", "睡", "a"]
 
@@ -121,4 +120,4 @@ def test_minutes_are_in_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert spec.schedule.warmup / spec.steps == pytest.approx(0.1)
     many = budget._read(made.text(200, "a reason", 2.5, cycles=4)).train
     assert many.evaluate_every is None  # the cycles end with evaluations
-    assert many.schedule.warmup / cycle_ends(many.schedule, many.steps)[0] == pytest.approx(0.1, rel=0.2)
+    assert many.schedule.warmup / many.schedule.cycle_ends(many.steps)[0] == pytest.approx(0.1, rel=0.2)

@@ -27,7 +27,6 @@ from anyformer.training.job import Job
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, fit
 from anyformer.training.optimisers import build_optimizer
-from anyformer.training.schedule import lr_factor
 from tests.strategies import build, close, models, seeds, tokens
 from tests.training.jobs import SMOOTH, assert_equal, changed_loss, parameters, set_losses
 from tests.training.small import PACKED, Shape, make, metrics, model, pairs
@@ -202,7 +201,7 @@ def test_the_rate_at_each_step(tmp_path: Path, schedule: Any) -> None:
     used: list[float] = []
     job.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
     fit(job)
-    assert used == [1e-2 * lr_factor(schedule, step, 8) for step in range(1, 9)]
+    assert used == [1e-2 * schedule.at(step, 8) for step in range(1, 9)]
     assert [row["lr"] for row in metrics(tmp_path / "run")] == used
 
 

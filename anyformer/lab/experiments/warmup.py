@@ -57,7 +57,7 @@ every layer. The gradient norms alone do not explain the difference."""
         "Liu et al. (2020), [Understanding the Difficulty of Training Transformers](https://arxiv.org/abs/2004.08249)",
         "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 5.3",
     )
-    parts = ("nn/block.py", "training/schedule.py")
+    parts = ("nn/block.py", "recipe/schedule.py")
     minutes = (6, 8, 84)
     alt = (
         "Training loss of pre-norm and post-norm with and without warm-up at each learning rate, and gradient norm by "
