@@ -151,8 +151,7 @@ def _fp8(name: str, curves: dict[str, dict[str, list[float]]]) -> str:
 
 
 NEW_USER = """Six sets by `anyformer new`, `train` and `evaluate`, without any other setting than `--minutes`
-(`python -m benchmarks.new_user`). Results are those of the test rows, or of the validation rows where it says so. In
-these runs the learning rate fell once; recipes for data that are read many times now have cycles.
+(`python -m benchmarks.new_user`). Results are those of the test rows.
 *Alone*: warm steps with nothing beside them, of which kernels take the milliseconds in brackets: none waits for the
 CPU, so that steps of few tokens are limited by the number of their kernels. *Before* are tokens/s of the recipes that
 `new` wrote until then, in the middle of trainings side by side."""
@@ -164,7 +163,8 @@ def _new_user(found: dict[str, Any]) -> str:
     for name, row in found["rows"].items():
         alone = ""
         if one := row.get("alone"):
-            alone = f"{one['tokens_per_second']:,}: {one['ms']} ms ({one['busy']}), {one['kernels']} kernels"
+            busy = f": {one['ms']} ms ({one['busy']}), {one['kernels']} kernels" if "ms" in one else ""
+            alone = f"{one['tokens_per_second']:,}{busy}"
         told = ", ".join(f"{key} {value:.4g}" for key, value in row["metrics"].items())
         numbers = [f"{row[key]:,}" if key in row else "" for key in ("seconds", "steps", "tokens_per_second")]
         table.append((name, *numbers, told, alone, f"{row['before']:,}" if "before" in row else ""))
