@@ -39,10 +39,10 @@ test-system: $(DEV)  ## tests with browsers, compilers, the wheel, several proce
 check: $(DEV) browser docs  ## all of test, test-system and docs-test in one run
 	$(PYTEST) -o norecursedirs=".*"
 
-thorough:  ## check with every case of the rotating tests and many more examples (hours)
+thorough:  ## check with all of the rotating groups and many more examples (hours)
 	HYPOTHESIS_PROFILE=thorough $(MAKE) check
 
-durations: $(DEV) browser docs  ## measure the CPU time of each test file; write tests/durations.json
+durations: $(DEV) browser docs  ## measure the time of each test file; write tests/durations.json
 	$(PYTEST) -o norecursedirs=".*" --store-durations
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure

@@ -28,7 +28,7 @@ from tests.scheduling import (
 providers._get_local_constants = lambda: providers._local_constants
 
 # The same examples in every run, so that a red test is red for everyone. `HYPOTHESIS_PROFILE=thorough` goes hunting.
-settings.register_profile("default", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("default", derandomize=True, deadline=None, max_examples=12)
 settings.register_profile("thorough", derandomize=False, deadline=None, max_examples=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -63,7 +63,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of `SYSTEM`, leave out four fifths of the rotating cases, and begin with what takes longest."""
+    """Mark the tests of `SYSTEM`, leave out four fifths of the rotating groups, and begin with what takes longest."""
     paths = {HERE / name for name in SYSTEM}
     for item in items:
         if paths & {item.path, *item.path.parents}:

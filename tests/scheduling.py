@@ -1,29 +1,80 @@
-"""Which cases run and in which order: a fifth of each rotating test, and the files that take longest first.
+"""Which cases run and in which order: a fifth of each rotating group, and the files that take longest first.
 
-`tests/durations.json` holds the CPU seconds of each file; `--store-durations` measures those that run. CPU time, of the
-worker and of the processes that it has waited for, does not depend on what else the machine does.
+The cases of a group are alike: one law over many families, or slow tests of one machinery. `--rotate` chooses a fifth
+by a hash of the commit and the case, so that each change runs others; `make thorough` runs all.
+
+`tests/durations.json` holds the seconds of each file; `--store-durations` measures those that run.
 """
 
 import hashlib
 import json
 import os
-import resource
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-DURATIONS = Path(__file__).parent / "durations.json"
+DURATIONS = Path(__file__).with_name("durations.json")
 SHARE = 5  # `--rotate` runs a case in so many
+# Files, folders and tests of each group. A test of none of them may carry the mark `rotating`: its cases are a group.
+ROTATING = {
+    "ranks": (
+        "training/test_context_parallel.py",
+        "training/test_context_runs.py",
+        "training/test_layouts.py",
+        "training/test_parallel.py",
+        "training/test_parallel_commands.py",
+        "training/test_parallel_optimisers.py",
+        "training/test_restarts.py",
+    ),
+    "kills": (
+        "batch/test_kills.py",
+        "lab/test_cells.py",
+        "lab/test_workers.py",
+        "serve/http/test_process.py",
+        "training/test_resume.py::test_a_signal_changes_nothing",
+    ),
+    "compilers": (
+        "attention/test_flex.py",
+        "nn/test_compile.py",
+        "training/test_compiled_start.py",
+        "training/test_compiler.py",
+        "training/test_shapes.py",
+    ),
+    "pages": (
+        "docs_site/test_browser.py",
+        "explore/test_access.py",
+        "explore/test_axe.py",
+        "explore/test_browser.py",
+        "explore/test_causes_page.py",
+        "explore/test_encoders.py",
+        "explore/test_film_page.py",
+        "explore/test_hover.py",
+        "explore/test_lesson_files.py",
+        "explore/test_pictures.py",
+    ),
+    "documents": ("docs_site/test_pages_run.py", "docs_site/test_tutorials.py"),
+    "public models": (
+        "interop/test_decoders.py",
+        "interop/test_encoders.py",
+        "interop/test_families.py",
+        "interop/test_grid.py",
+        "interop/test_heads.py",
+        "interop/test_onnx.py",
+        "interop/test_pairs.py",
+        "interop/test_published.py",
+    ),
+    "plans": ("inspection/test_memory.py", "training/test_plan.py"),
+    "tasks": ("new/test_new.py", "tasks/test_strategies.py"),
+}
 SEED = "ROTATION"  # the environment variable that chooses the cases; the controller's workers inherit it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("anyformer")
     group.addoption("--rotate", action="store_true", help=f"run one in {SHARE} cases of tests marked `rotating`")
-    group.addoption("--store-durations", action="store_true", help=f"store CPU seconds by file in {DURATIONS.name}")
+    group.addoption("--store-durations", action="store_true", help=f"store seconds by file in {DURATIONS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,16 +92,25 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def left_out(items: list[pytest.Item], seed: str) -> set[str]:
-    """Return the ids of cases of rotating tests that are left out: of each test four fifths, and never all."""
+    """Return the ids of rotating cases that are left out: of each group four fifths, and never all."""
     families = defaultdict[str, list[str]](list)
     for item in items:
-        if item.get_closest_marker("rotating"):
-            families[item.nodeid.split("[")[0]].append(item.nodeid)
+        if group := group_of(item):
+            families[group].append(item.nodeid)
     out = set[str]()
     for ids in families.values():
         ids.sort(key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
         out.update(ids[-(-len(ids) // SHARE) :])
     return out
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """Return the group with which a test rotates; None: it always runs."""
+    test = item.nodeid.split("[")[0]
+    if item.get_closest_marker("rotating"):
+        return test
+    name = test.removeprefix("tests/")
+    return next((key for key, paths in ROTATING.items() if name.startswith(paths)), None)
 
 
 def rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,32 +130,17 @@ def file_of(nodeid: str) -> str:
     return nodeid.split("::")[0]
 
 
-def cpu_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
 class Durations:
-    """CPU seconds by file: measured in each worker, collected and stored by the controller."""
+    """Seconds by file, from the reports of all workers."""
 
     def __init__(self, config: pytest.Config):
         self.config, self.seconds = config, Counter[str]()
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        begin = cpu_seconds()
-        result = yield
-        self.seconds[file_of(item.nodeid)] += cpu_seconds() - begin
-        return result
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object) -> None:
-        self.seconds.update(getattr(node, "workeroutput", {}).get("seconds", {}))
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[file_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["seconds"] = dict(self.seconds)
-        elif self.config.getoption("store_durations"):
+        if self.config.getoption("store_durations") and not hasattr(self.config, "workerinput"):
             known = json.loads(DURATIONS.read_text(encoding="utf-8"))
             known |= {name: round(used, 1) for name, used in self.seconds.items()}
             root = self.config.rootpath

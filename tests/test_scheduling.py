@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import scheduling
-from tests.scheduling import SHARE, left_out, order
+from tests.scheduling import DURATIONS, SHARE, left_out, order
 
 
 def case(nodeid: str, rotating: bool = True) -> Any:
@@ -24,6 +24,20 @@ def test_one_case_in_five_runs_and_never_none(count: int) -> None:
 
 def test_tests_without_the_mark_stay() -> None:
     assert left_out([case(f"a.py::test_x[{n}]", rotating=False) for n in range(9)], "seed") == set()
+
+
+def test_groups_name_tests_that_exist() -> None:
+    for path in (path for paths in scheduling.ROTATING.values() for path in paths):
+        file, _, test = path.partition("::")
+        assert f"def {test}" in (DURATIONS.parent / file).read_text(encoding="utf-8"), path
+
+
+def test_the_tests_of_a_group_rotate_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "ROTATING", {"both": ("a.py", "b.py::test_x")})
+    ids = {f"tests/{name}" for name in ("a.py::test_x", "a.py::test_y[1]", "b.py::test_x[0]", "b.py::test_y")}
+    for seed in range(20):
+        out = left_out([case(name, rotating=False) for name in ids], str(seed))
+        assert (len(out), "tests/b.py::test_y" in out) == (2, False)
 
 
 def test_every_case_has_its_turn_whatever_else_is_collected() -> None:
