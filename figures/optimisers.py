@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from anyformer.lab.coordinates import Coordinate, check_coordinates
-from anyformer.training.muon import COEFFICIENTS, ITERATIONS, orthogonalise
+from anyformer.recipe import MUON_ITERATIONS
+from anyformer.training.muon import COEFFICIENTS, orthogonalise
 from figures.style import BLUE, COLOURS, ORANGE, RED, figure
 
 
@@ -15,7 +16,7 @@ def muon(plt: Any) -> Any:
     drawing, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
     start = torch.linspace(0, 1, 500, dtype=torch.double)
     value, (a, b, c) = start.clone(), COEFFICIENTS
-    for number in range(1, ITERATIONS + 1):
+    for number in range(1, MUON_ITERATIONS + 1):
         value = a * value + b * value**3 + c * value**5
         if number in (1, 2, 5):
             colour = {1: ORANGE, 2: RED, 5: BLUE}[number]

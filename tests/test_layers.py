@@ -82,8 +82,9 @@ UNDER: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 
-# A part imports its module where it is built: the files of `config/` may import these inside functions.
-BUILT = ("nn", "kernels")
+# A part imports its module where it is built: the files of `config/` and `recipe/` may import these inside functions,
+# and for types.
+BUILT = ("nn", "kernels", "training")
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
@@ -163,11 +164,11 @@ def imports(tree: ast.AST, module: str) -> Iterator[tuple[str, int]]:
 
 
 def built_there(tree: ast.AST, module: str) -> set[tuple[str, int]]:
-    """Return the imports inside functions of a file of parts, of what is built there."""
-    if not unit_of(module).startswith("config."):
+    """Return the imports inside functions and for types of a file of parts, of what is built there."""
+    if not f"{unit_of(module)}.".startswith(("config.", "recipe.")):
         return set()
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    found = {one for function in functions for one in imports(function, module)}
+    inner = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.If)]
+    found = {one for node in inner for one in imports(node, module)}
     return {(name, line) for name, line in found if unit_of(name) in BUILT}
 
 

@@ -16,7 +16,7 @@ logit_lens       The logit lens: output of the head after each layer
 logit_terms      Direct logit attribution: an output as a sum over layers, heads and tokens
 media_cost       Cost of the embeddings of images, sounds and feature vectors
 memory           Peak memory of a training step, from the config alone
-optimizer_cost   Memory and FLOPs of an optimiser, from the config alone
+optimizer_cost   The weights that an optimiser changes, from the config alone
 patching         Replace or change activations by name (activation patching)
 plot             Figures by matplotlib (the `plot` extra)
 position_curves  Effect of positions on attention scores, by distance

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.hardware import usable_memory
 from anyformer.inspection.count import BYTES, count, human
-from anyformer.inspection.optimizer_cost import state_values
+from anyformer.inspection.optimizer_cost import trained_weights
 from anyformer.recipe.optimizer import Optimizer
 
 
@@ -23,7 +23,7 @@ def check_model(
     memory in bytes, by default this machine's.
     """
     table = count(config)
-    values = 0 if training is None else table.trained + state_values(config, training)
+    values = 0 if training is None else table.trained + training.state(trained_weights(config))
     needed = bytes_per_value * (table.parameters + values)
     if faults := list(exceeding(needed, f"{table.parameters:,} parameters", limit)):
         raise ConfigError(fault.under(at) for fault in faults)

@@ -1,7 +1,7 @@
 """Peak memory of a training step, estimated from the config alone. Imports no torch.
 
     weights       in fp32
-    optimizer     its state in fp32: of AdamW two values for each weight (`optimizer_cost.py`)
+    optimizer     its state in fp32: of AdamW two values for each weight (`recipe/optimizer.py`)
     casts         copies of the weights in half precision, which the backward pass reads
     activations   tensors saved for the backward pass: those of `count`, and the ones it leaves out. The residual stream
                   is fp32 in any precision, so norms save it in fp32 unless compiled; dropout masks, one byte per value,
@@ -45,7 +45,7 @@ from anyformer.config import (
 )
 from anyformer.inspection.cost_rules import block_costs, head_cost, pooled, side_costs
 from anyformer.inspection.count import BYTES, count, human
-from anyformer.inspection.optimizer_cost import state_values
+from anyformer.inspection.optimizer_cost import trained_weights
 from anyformer.recipe.optimizer import AdamW, Optimizer
 
 Precision = Literal["fp32", "bf16"]
@@ -145,7 +145,7 @@ def training_memory(
     passing = max(head.passing, head.after + in_layer + recompute * max(n for n, _ in layers))
     weights, gradients = FP32 * table.parameters, FP32 * table.trained
     casts = 0 if precision == "fp32" else mode.size * _multiplied(config, batch, lengths, table.parameters)
-    state = FP32 * state_values(config, optimizer)
+    state = FP32 * optimizer.state(trained_weights(config))
     fixed, ending = weights + state, head.twice + in_layer + sides[0].outside + layers[0][0]
     peak = max(fixed + casts + activations + passing, fixed + gradients + ending)
     parts = weights, state, casts, activations, passing, gradients, ending

@@ -10,7 +10,6 @@ from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
 from anyformer.recipe.model_split import context_faults
-from anyformer.recipe.optimizer import Adafactor
 from anyformer.recipe.seq2seq_task import Mixture, Preferences, Rewards, Seq2Seq
 from anyformer.recipe.source_faults import source_faults
 from anyformer.recipe.sources import Data, MixedSources, Shards, splits
@@ -182,9 +181,10 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     if train.best not in (known := measures(task)):
         yield Fault("train.best", f"= '{train.best}': the metrics of the task are {', '.join(known)}")
     for name, divided in (("shard", recipe.parallel.shard == "full"), ("tensor", recipe.parallel.tensor > 1)):
-        if divided and isinstance(train.optimizer, Adafactor):
+        if divided and train.optimizer.needs_whole:
             what = f"needs whole weights, and parallel.{name} = {getattr(recipe.parallel, name)!r} divides them"
-            yield Fault("train.optimizer.kind", f"= 'adafactor': {what}; use 'muon', which also stores less than AdamW")
+            instead = "use 'muon', which also stores less than AdamW"
+            yield Fault("train.optimizer.kind", f"= '{train.optimizer.kind}': {what}; {instead}")
     yield from scale_faults(recipe.model, train.scale, train.optimizer, train.init_from)
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")

@@ -33,8 +33,9 @@ from anyformer.config import (
     Xavier,
     factor,
 )
+from anyformer.config.part import kind_of
 from anyformer.config.spec import BY_KIND, Size
-from anyformer.recipe.optimizer import Adam, AdamW, Muon, Optimizer
+from anyformer.recipe.optimizer import Optimizer
 
 
 class StandardScale(Spec):
@@ -97,8 +98,10 @@ def scale_faults(model: ModelConfig, scale: WidthScale, optimizer: Optimizer, in
     at, why = "train.scale", "= 'mup'"
     if init_from is not None:
         yield Fault(at, f"{why}: scales new weights; leave it out with train.init_from")
-    if not isinstance(optimizer, AdamW | Adam | Muon):
-        yield Fault(at, f"{why}: has no learning rates for '{optimizer.kind}'; use 'adamw', 'adam' or 'muon'")
+    if optimizer.width_rate is None:
+        *others, last = (f"'{kind_of(part)}'" for part in Optimizer.choices() if part.width_rate is not None)
+        instead = f"{', '.join(others)} or {last}"
+        yield Fault(at, f"{why}: has no learning rates for '{optimizer.kind}'; use {instead}")
     if not isinstance(model.init, Normal | Xavier):
         yield Fault("model.init", f"= '{model.init.kind}': train.scale = 'mup' needs 'normal' or 'xavier'")
     if not isinstance(model.head, LM):

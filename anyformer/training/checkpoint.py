@@ -187,9 +187,10 @@ def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.opti
         raise ValueError(f"{wrong[0]} is missing or has another shape")
     ema = {name: shard_like(in_split_order(model, name, x), parameters[name]) for name, x in ema.items()}
     saved = {n: {key: in_split_order(model, n, x) for key, x in values.items()} for n, values in saved.items()}
-    if not (isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]):  # which has no state
-        groups = _states().get_optimizer_state_dict(model, optimizer)["param_groups"]
-        _states().set_optimizer_state_dict(model, optimizer, {"state": saved, "param_groups": groups}, options=_full())
+    now = _states().get_optimizer_state_dict(model, optimizer)
+    if saved or now["state"]:  # else it is an optimiser without a state
+        now["state"] = saved
+        _states().set_optimizer_state_dict(model, optimizer, now, options=_full())
     torch.set_rng_state(tensors["generator.cpu"])
     if torch.cuda.is_available() and "generator.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["generator.cuda"])

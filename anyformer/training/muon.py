@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from anyformer.parallel.collectives import local
+from anyformer.recipe import MUON_ITERATIONS
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of the quintic: a steep slope at 0, and values near 1 up to 1
-ITERATIONS = 5
 MIN_NORM = 1e-7  # avoids division by 0
 ADAM_RMS = 0.2  # root mean square of an update of AdamW, divided by the learning rate
 MAX_BATCH_VALUES = 2**27  # that are made orthogonal at a time: bounds the memory of copies
@@ -33,7 +33,7 @@ def orthogonalise(x: Tensor, dtype: torch.dtype) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     x = (x.mT if tall else x).to(dtype)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=MIN_NORM)
-    for _ in range(ITERATIONS):
+    for _ in range(MUON_ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

@@ -11,7 +11,7 @@ from anyformer.config import Xavier
 from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Muon, MuP, Optimizer, WidthScale
+from anyformer.recipe import MuP, Optimizer, WidthScale
 from anyformer.training.hidden_matrices import hidden_matrices
 
 
@@ -48,9 +48,9 @@ def _tables(module: nn.Module) -> list[torch.Tensor]:
 
 def width_scale(name: str, hidden: Collection[str], width: int, scale: WidthScale, optimizer: Optimizer) -> float:
     """Return the factor on the learning rate of a weight."""
-    if not isinstance(scale, MuP):
+    if not isinstance(scale, MuP) or (rate := type(optimizer).width_rate) is None:
         return 1.0
     ratio = scale.ratio(width)
     if name in hidden:
-        return math.sqrt(ratio) if isinstance(optimizer, Muon) else ratio
+        return rate(ratio)
     return ratio if ".router." in name and name.endswith("weight") else 1.0
