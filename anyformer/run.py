@@ -38,17 +38,7 @@ from anyformer.atomic_folder import (
     write_tensors as write_tensors,
     writing as writing,
 )
-from anyformer.config import (
-    LM,
-    Classifier,
-    ConfigError,
-    Fault,
-    MaskedLM,
-    ModelConfig,
-    TokenLabels,
-    Tokens,
-    io,
-)
+from anyformer.config import ConfigError, Fault, IdInput, LabelHead, ModelConfig, io
 from anyformer.config.outside import check_record, record
 from anyformer.config.spec import visible
 from anyformer.data.chat_template import ChatTemplate
@@ -145,7 +135,7 @@ class Run:
         A masked language model returns the most probable tokens for a mask.
         """
         check_media(self.task, [text])
-        if isinstance(self.task, MaskedLanguageModelling | Encoding) and isinstance(self.config.head, MaskedLM):
+        if isinstance(self.task, MaskedLanguageModelling | Encoding) and self.config.head.output == "masked_lm":
             if answer:
                 raise ConfigError([Fault("answer", "is for models that write: this one fills masks")])
             return scoring.fillings(self.task, self.model, text, k, at=at)
@@ -190,7 +180,7 @@ def _finite(model: Transformer) -> Iterator[None]:
     """Raise `FloatingPointError` where a head other than a language model's returns NaN: its argmax means nothing."""
 
     def check(_: Any, __: Any, out: Any) -> None:
-        if not isinstance(model.config.head, LM) and out.isnan().any():
+        if model.config.head.output != "lm" and out.isnan().any():
             raise FloatingPointError("the model's output is not finite: its weights hold NaN or Inf")
 
     hook = model.register_forward_hook(check)
@@ -310,9 +300,9 @@ def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) 
 def _task_faults(folder: Path, spec: TaskSpec, config: ModelConfig) -> Iterator[Fault]:
     """Yield where task.json and config.json contradict each other."""
     path, head = str(folder / "task.json"), config.head
-    if head_kind(spec) not in (None, head.kind):
+    if head_kind(spec) not in (None, head.output):
         yield Fault(path, f"task.kind = '{spec.kind}' does not fit the head '{head.kind}' of config.json")
-    elif isinstance(spec, Classify | Tag) and isinstance(head, Classifier | TokenLabels):
+    elif isinstance(spec, Classify | Tag) and isinstance(head, LabelHead):
         if len(spec.labels) != head.labels:
             yield Fault(path, f"has {len(spec.labels)} labels, and the head of config.json has {head.labels}")
     elif config.shape not in model_shapes(spec):
@@ -323,7 +313,7 @@ def _vocabulary_faults(folder: Path, task: Task, config: ModelConfig) -> Iterato
     """Where a tokenizer has ids beyond the vocabulary of config.json; special tokens may be beyond it."""
     for side, tokenizer in (("source", task.source_tokenizer or task.tokenizer), ("target", task.tokenizer)):
         tokens = getattr(config, side)
-        if not isinstance(tokens, Tokens) or tokens.vocab is None or tokenizer.size <= tokens.vocab:
+        if not isinstance(tokens, IdInput) or tokens.vocab is None or tokenizer.size <= tokens.vocab:
             continue
         if any(i >= tokens.vocab and i not in tokenizer.special for i in tokenizer.inner.get_vocab().values()):
             name = SOURCE_TOKENIZER if tokenizer is task.source_tokenizer else "tokenizer.json"

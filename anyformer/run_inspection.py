@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, Media, ModelConfig, Patches, Side, Tokens
+from anyformer.config import ConfigError, Fault, IdInput, Input, Media, ModelConfig, Side
 from anyformer.conventions import PLAIN
 from anyformer.data.batch import Example
 from anyformer.data.media import Segment, references_end
@@ -69,7 +69,7 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     first = isinstance(run.task, LanguageModelling) and bool(run.task.begin or run.tokenizer.bos is not None)
     if not text.strip() and not (first and not text):  # an empty text of a language model begins at <bos>
         raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
-    if isinstance(config.source, Patches):
+    if config.source is not None and config.source.picture is not None:
         return _picture(run, config.source, text.strip())
     check_media(run.task, [text])
     if isinstance(run.task, MixedTasks):
@@ -92,9 +92,9 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
 
 def unreadable(run: Run) -> str:
     """Return why a text cannot be given to a run's model; empty if it can. A model of patches takes a path."""
-    if isinstance(run.task, Encoding) and run.task.spec.pictures is not None and isinstance(run.config.source, Patches):
+    if isinstance(run.task, Encoding) and run.task.reads_pictures(run.config):
         return ""
-    inputs = [side for side in (run.config.source, run.config.target) if side and not isinstance(side, Tokens)]
+    inputs = [read for read in run.config.inputs.values() if not isinstance(read, IdInput)]
     return f"its model reads {inputs[0].kind}, not texts: call it in Python" if inputs else ""
 
 
@@ -110,16 +110,17 @@ def attention_maps(
     return maps.attention_maps(of.model.eval(), *found.inputs, **found.options, **options)
 
 
-def _picture(run: Run, patches: Patches, name: str) -> Reading:
+def _picture(run: Run, read: Input, name: str) -> Reading:
     """Return an image for a model of patches; the name is its path, or a reference."""
     store, device = media_of(run.task), next(run.model.parameters()).device
     assert store is not None
     images = store.images([name]).to(device)
     (ids,) = store.encode([name], lambda texts: [[] for _ in texts])
     (whole,) = store.segments(ids)
-    _, height, width = patches.shape
-    before, grid = ["<class>"] * patches.class_token, (height // patches.patch, width // patches.patch)
-    segment = Segment("image", len(before), grid, whole.value)
+    assert read.picture is not None
+    assert read.length is not None
+    before = ["<class>"] * (read.length - read.picture.places)
+    segment = Segment("image", len(before), read.picture.grid, whole.value)
     return Reading(
         (images,), {}, {"encoder": before + place_labels(segment, store.spec)}, {"encoder": [segment]}, text=name
     )

@@ -28,7 +28,6 @@ from anyformer.forecast.estimate import forecast
 from anyformer.forecast.split import Split
 from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPUS, find_gpu
-from anyformer.inspection.memory import MASKED_SHARE
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import TokenTask
@@ -146,7 +145,7 @@ def make_batch(case: Case) -> tuple[tuple[Tensor, ...], LossTarget]:
     ids = torch.randint(4, config.last_input.vocab, (case.batch, case.length))
     labels = ids.roll(1, dims=1)
     if isinstance(config.head, MaskedLM):
-        labels = torch.where(torch.rand(ids.shape) < MASKED_SHARE, labels, IGNORE)
+        labels = torch.where(torch.rand(ids.shape) < config.head.labelled, labels, IGNORE)
     inputs = (ids.to(DEVICE),) * len(config.stacks)
     positions, some = labelled_positions(labels, labels.numel()) or (None, labels)
     return inputs, LossTarget(some.to(DEVICE), 0.0, None if positions is None else positions.to(DEVICE))

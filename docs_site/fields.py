@@ -14,7 +14,7 @@ from anyformer.recipe import Recipe
 from docs_site.text import NOTE, docstring, plain, table
 
 MODULES = {  # headings, in the order of the pages
-    "model": "Model",
+    "model": "Model, initialisation, special ids",
     "block": "Stacks and blocks",
     "attention": "Attention",
     "mixer": "Other mixers",
@@ -25,7 +25,8 @@ MODULES = {  # headings, in the order of the pages
     "disentangled": "Disentangled positions",
     "rotary_scaling": "Rotary scaling",
     "pattern": "Attention patterns",
-    "inputs_heads": "Inputs, heads, initialisation",
+    "inputs": "Inputs",
+    "heads": "Heads",
     "media": "Images, sounds and features",
     "adapter": "Adapters",
     "recipe": "Whole recipe",

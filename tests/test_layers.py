@@ -19,12 +19,12 @@ UNDER: dict[str, tuple[str, ...]] = {
     "moved": (),
     "config.spec": (),
     "config.rotary_scaling": ("config.spec",),
-    "config.media": ("config.spec",),
+    "config.media": ("config.cost", "config.spec"),
     "config.part": ("config.spec",),
     "config.cost": (),
     "config.scheme": ("config.part", "config.cost"),
     "config.visibility": ("config.part",),
-    "config.families": ("config.scheme",),
+    "config.families": ("config.scheme", "config.media"),
     "config.norm": ("config.families",),
     "config.position": ("config.rotary_scaling", "config.norm"),
     "config.pattern": ("config.visibility",),
@@ -34,10 +34,11 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.state_mixer": ("config.attention",),
     "config.mixer": ("config.state_mixer",),
     "config.block": ("config.mixer", "config.feedforward"),
-    "config.inputs_heads": ("config.block", "config.media"),
+    "config.inputs": ("config.attention",),
+    "config.heads": ("config.block", "config.inputs"),
     "config.adapter": ("config.block",),
     "config.stack_rules": ("config.block",),
-    "config.model": ("config.inputs_heads", "config.adapter", "config.stack_rules"),
+    "config.model": ("config.heads", "config.adapter", "config.stack_rules"),
     "config.parse": ("config.spec",),
     "config.schema": ("config.spec",),
     "config.overrides": ("config.parse",),
@@ -365,7 +366,7 @@ def test_the_reader_sees_every_kind_of_import() -> None:
 import torch
 from anyformer import __version__, config
 from anyformer.config.spec import Spec
-from . import inputs_heads
+from . import heads
 from .norm import Norm
 if TYPE_CHECKING:
     import anyformer.config.position
@@ -376,7 +377,7 @@ def f():
     assert sorted(found) == [
         "anyformer.attention.layout",
         "anyformer.config",
-        "anyformer.config.inputs_heads",
+        "anyformer.config.heads",
         "anyformer.config.norm",
         "anyformer.config.position",
         "anyformer.config.spec",

@@ -84,11 +84,11 @@ class Predictor:
     @cached_property
     def window(self) -> int:
         """How many texts are predicted together."""
-        from anyformer.config import Tokens
+        from anyformer.config import IdInput
         from anyformer.tasks.base import media_of
 
-        media = media_of(self.run.task) is not None or not isinstance(self.run.config.last_input, Tokens)
-        media = media or not isinstance(self.run.config.source or self.run.config.last_input, Tokens)
+        reads_ids = all(isinstance(read, IdInput) for read in self.run.config.inputs.values())
+        media = media_of(self.run.task) is not None or not reads_ids
         return MEDIA_WINDOW if media else ENCODER_WINDOW if self._engine is None else WINDOW
 
     @cached_property

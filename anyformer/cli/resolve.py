@@ -59,7 +59,7 @@ def load(path: Path, changes: "Iterable[str]" = ()) -> "ModelConfig | Recipe":
 
 def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
     """Return a model with its vocabulary sizes: its own, or those of a recipe's tokenizers."""
-    from anyformer.config.inputs_heads import Classifier, TokenLabels, Tokens
+    from anyformer.config import IdInput, LabelHead
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.recipe import Recipe
 
@@ -72,14 +72,14 @@ def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
     faults, changes = [], {}
     for name in ("source", "target"):
         tokens, spec = getattr(model, name), tokenizers.get(name)
-        if not isinstance(tokens, Tokens) or tokens.vocab is not None:
+        if not isinstance(tokens, IdInput) or tokens.vocab is not None:
             continue
         if spec is not None and (size := _size(spec)) is not None:
             changes[name] = tokens.model_copy(update={"vocab": size})
         else:
             why = f": the tokenizer {spec.kind} takes it from the data" if spec is not None else ""
             faults.append(Fault(f"{prefix}{name}.vocab", f"is not set{why}; add {prefix}{name}.vocab=8000"))
-    if isinstance(model.head, Classifier | TokenLabels) and model.head.labels == "auto":
+    if isinstance(model.head, LabelHead) and model.head.labels == "auto":
         faults.append(Fault(f"{prefix}head.labels", f"= 'auto': follows from the data; add {prefix}head.labels=2"))
     if faults:
         raise ConfigError(faults)

@@ -10,13 +10,14 @@ attention     softmax attention and its variants
 block         blocks (sublayers, norms, order) and stacks of blocks
 cost          what a part costs, its linear layers, and what it stores in a cache
 disentangled  scores between content and distance
-families      families of parts within a block, with the methods of each
+families      families of parts, with the methods of each
 feedforward   activations; plain, gated and mixture-of-experts feed-forwards
-inputs_heads  inputs (tokens, patches, sounds, features) and output heads
+heads         output layers: logits of tokens or labels, vectors
+inputs        tokens, patches, sounds and features
 io            TOML and JSON, overrides, differences, the schema
 media         images, sounds and feature vectors between the tokens of a text
 mixer         alternatives to attention: recurrent, convolution and others
-model         ModelConfig and the rules between its parts
+model         ModelConfig, initialisation, special ids, and the rules between parts
 norm          layer norm, RMS norm, batch norm, dynamic tanh
 outside       parts of installed packages and of files
 overrides     change a spec by dotted paths, and list the differences of two specs
@@ -41,7 +42,8 @@ from anyformer.config.block import *
 from anyformer.config.disentangled import *
 from anyformer.config.families import Mixer as Mixer
 from anyformer.config.feedforward import *
-from anyformer.config.inputs_heads import *
+from anyformer.config.heads import *
+from anyformer.config.inputs import *
 from anyformer.config.media import *
 from anyformer.config.mixer import *
 from anyformer.config.model import *

@@ -5,11 +5,14 @@ has a reference where the segment is, such as `<image:cat.png>` (see `data/media
 own way, and from there on all places are alike. Values in bins, such as actions, are tokens of the vocabulary.
 """
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from anyformer.config.cost import Cost, linear
 from anyformer.config.spec import BY_KIND, Fault, Flag, Number, Positive, Size, Spec
 
 MediaKind = Literal["image", "audio", "features"]
@@ -82,6 +85,20 @@ class ImageSegment(Spec):
         rows, columns = self.grid
         return rows * columns
 
+    def cost(self, width: int, images: int) -> Cost:
+        rows, columns = self.grid
+        cost = Cost((rows + columns) * width) if isinstance(self.position, LearnedGrid) else Cost()
+        if isinstance(self.stem, NoStem):
+            return cost + linear(self.channels * self.patch**2, width, images * self.places, True)
+        inputs, (height, across) = int(self.channels), self.size
+        for i in range(int(math.log2(self.patch))):
+            outputs, height, across = self.stem.channels * 2**i, height // 2, across // 2
+            pixels = images * height * across
+            one = linear(9 * inputs, outputs, pixels, True)
+            cost += replace(one, parameters=one.parameters + 2 * outputs, saved=pixels * (4 * inputs + 2 * outputs))
+            inputs = outputs
+        return cost + linear(inputs, width, images * self.places, True)
+
     def faults(self, width: int) -> Iterator[Fault]:
         for name, n in (("image_height", self.image_height), ("image_width", self.image_width)):
             if n and n % self.patch:
@@ -111,6 +128,12 @@ class Spectrogram(Spec):
         """Return how many places of a row a sound takes, from its number of frames."""
         return -(-frames // self.stride)
 
+    def convolution_cost(self, width: int, places: int) -> Cost:
+        cost = linear(3 * self.mels, width, places * self.stride, True)
+        for i in range(self.strided):
+            cost += linear(3 * width, width, places * 2 ** (self.strided - 1 - i), True)
+        return cost
+
 
 class AudioSegment(Spectrogram):
     """Sounds between the tokens of a text."""
@@ -130,6 +153,11 @@ class FeatureSegment(Spec):
         """True if places of one vector attend to each other in both directions."""
         return self.places > 1
 
+    def cost(self, width: int) -> Cost:
+        size = self.size // self.places
+        cost = linear(size, width, 0, True) if self.values is None else Cost(size * self.values * width)
+        return cost + Cost(self.places * width if self.places > 1 else 0)
+
     def faults(self) -> Iterator[Fault]:
         if self.size % self.places:
             yield Fault("size", f"= {self.size}: must be a multiple of places = {self.places}")
@@ -147,6 +175,15 @@ class Media(Spec):
     def kinds(self) -> tuple[MediaKind, ...]:
         """The kinds that are there."""
         return tuple(kind for kind in MEDIA_KINDS if getattr(self, kind) is not None)
+
+    def cost(self, width: int, b: int) -> Cost:
+        """Return the cost of the segments: all weights, and the work for one image in each of b rows."""
+        cost = Cost(width * (1 + len(self.kinds))) if self.types else Cost()
+        if self.image is not None:
+            cost += self.image.cost(width, b)
+        if self.audio is not None:
+            cost += self.audio.convolution_cost(width, 0)
+        return cost if self.features is None else cost + self.features.cost(width)
 
     def faults(self, width: int) -> Iterator[Fault]:
         if not self.kinds:

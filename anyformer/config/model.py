@@ -4,7 +4,7 @@ The parts are in the files beside this one. Imports no torch.
 """
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
@@ -12,27 +12,53 @@ from anyformer.config.adapter import LoRA, misfits
 from anyformer.config.attention import Attention, Latent
 from anyformer.config.block import Block, Side, Stack
 from anyformer.config.families import Mixer
-from anyformer.config.inputs_heads import (
-    LM,
-    Audio,
-    Embedder,
-    Head,
-    ImageTower,
-    Init,
-    Input,
-    MaskedLM,
-    NoHead,
-    Normal,
-    Patches,
-    Special,
-    Tokens,
-)
+from anyformer.config.heads import Head, ImageTower, NoHead
+from anyformer.config.inputs import IdInput, Input
 from anyformer.config.mixer import Recurrent
 from anyformer.config.position import Position, RotaryScheme
-from anyformer.config.spec import ConfigError, Fault, Size, Spec
+from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Size, Spec
 from anyformer.config.stack_rules import skip_faults, stack_faults
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
+
+
+class Normal(Spec):
+    """Every weight from N(0, std²); `residual`: what enters the residual stream is divided by sqrt(2·depth) (GPT-2)."""
+
+    kind: Literal["normal"] = "normal"
+    std: Positive = 0.02  # standard deviation of the weights
+    residual: Flag = False  # weights of layers that end in the residual stream are divided by sqrt(2 · depth)
+
+
+class Xavier(Spec):
+    """Glorot's uniform for matrices, N(0, 1/d) for embeddings (the 2017 Transformer)."""
+
+    kind: Literal["xavier"] = "xavier"
+
+
+class FanIn(Spec):
+    """N(0, 1/inputs) for matrices (queries also by 1/k when scores are unscaled), N(0, 1) for embeddings (T5)."""
+
+    kind: Literal["fan_in"] = "fan_in"
+
+
+Init = Annotated[Normal | Xavier | FanIn, *BY_KIND]
+
+
+class Special(Spec):
+    """Token ids with a meaning; `start` is what a decoder reads first."""
+
+    pad: Count | None = None  # id of padding
+    bos: Count | None = None  # id of the begin-of-text token
+    eos: Count | None = None  # id of the end-of-text token: generation stops there
+    start: Count | None = None  # id that a decoder reads first
+    stops: tuple[Count, ...] = ()  # other ids that end a text, as `eos` does (Llama 3's <|eot_id|>)
+
+    def named(self) -> Iterator[tuple[str, int]]:
+        """Each id with its name."""
+        one = {"pad": self.pad, "bos": self.bos, "eos": self.eos, "start": self.start}
+        yield from ((name, id) for name, id in one.items() if id is not None)
+        yield from ((f"stops.{i}", id) for i, id in enumerate(self.stops))
 
 
 class ModelConfig(Spec):
@@ -82,7 +108,28 @@ class ModelConfig(Spec):
     @property
     def vocab(self) -> int:
         """v of the head's side; 0 where that reads no tokens."""
-        return self.last_input.rows if isinstance(self.last_input, Tokens) else 0
+        return self.last_input.rows
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """The inputs by the names of their fields, in the order in which they are read."""
+        both = {"source": self.source, "target": self.target}
+        return {name: read for name, read in both.items() if read is not None}
+
+    @property
+    def generates(self) -> bool:
+        """True if it predicts the next token from the ones before it."""
+        return self.head.output == "lm" and self.decoder is not None
+
+    @property
+    def ties_inputs(self) -> bool:
+        """True if source and target have one table."""
+        return self.tie in ("inputs", "all")
+
+    @property
+    def ties_output(self) -> bool:
+        """True if the table of the last input is the head's, too."""
+        return self.tie in ("output", "all")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -96,9 +143,8 @@ class ModelConfig(Spec):
 
 def tower_config(config: ModelConfig) -> ModelConfig | None:
     """Return the config of the image tower; None where there is none."""
-    if (tower := config.image_tower) is None or not isinstance(config.head, Embedder):
+    if (tower := config.image_tower) is None or (out := config.head.for_images(tower.pool, config.width)) is None:
         return None
-    out = Embedder(pool=tower.pool, projection=config.head.vector_width(config.width))
     return ModelConfig(width=tower.width, source=tower.source, encoder=tower.encoder, head=out, init=config.init)
 
 
@@ -111,7 +157,7 @@ def learning(config: ModelConfig) -> tuple[str, ...]:
     """Return name patterns of the trained weights: all, or with an adapter its weights and a task's head."""
     if config.adapter is None:
         return ("*",)
-    return ("*.lora",) if isinstance(config.head, (LM, MaskedLM)) else ("*.lora", "head")
+    return ("*.lora",) if config.head.predicts_tokens else ("*.lora", "head")
 
 
 def encoder_init_layers(config: ModelConfig) -> dict[int, Recurrent]:
@@ -223,33 +269,23 @@ def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Itera
 
 
 def _inputs(config: ModelConfig) -> Iterator[Fault]:
-    if isinstance(config.target, (Patches, Audio)):
-        what = "patches" if isinstance(config.target, Patches) else "sounds"
-        yield Fault("target", f"{what} are read at once: only an encoder reads them")
-    for name, tokens in (("source", config.source), ("target", config.target)):
-        if isinstance(tokens, Tokens) and tokens.media is not None:
-            inner = tokens.inner_width(config.width)
-            yield from (fault.under(f"{name}.media") for fault in tokens.media.faults(inner))
-        if isinstance(tokens, Tokens) and tokens.spelling.kind != "none" and config.encoder and config.decoder:
-            yield Fault(f"{name}.spelling", f"= '{tokens.spelling.kind}': is for models of one stack; leave it out")
-    read, stack = config.source, config.encoder
-    if not isinstance(read, Patches) or not stack:
-        return
-    for name, n in (("image_height", read.image_height), ("image_width", read.image_width)):
-        if n and n % read.patch:
-            yield Fault(f"source.{name}", f"= {n}: must be a multiple of patch = {read.patch}")
-    for limit, name in stack.ends:
-        if limit < read.length:
-            yield Fault("encoder", f"has {limit} {name}: an image is {read.length} tokens")
+    sides: dict[str, Side] = {"source": "encoder", "target": "decoder"}
+    for name, read in config.inputs.items():
+        pair = config.shape == "encoder-decoder"
+        yield from (fault.under(name) for fault in read.faults(config.width, sides[name], pair))
+    if config.source and config.source.length and config.encoder:
+        for limit, name in config.encoder.ends:
+            if limit < config.source.length:
+                yield Fault("encoder", f"has {limit} {name}: an image is {config.source.length} tokens")
 
 
 def _tower(config: ModelConfig) -> Iterator[Fault]:
     if config.image_tower is None:
         return
-    if not isinstance(config.head, Embedder):
+    if config.head.for_images(config.image_tower.pool, config.width) is None:
         yield Fault("image_tower", f"needs the head 'embedder', not '{config.head.kind}'")
     read = config.target or config.source
-    if len(config.stacks) != 1 or not isinstance(read, Tokens) or read.media:
+    if len(config.stacks) != 1 or not isinstance(read, IdInput) or read.stream:
         yield Fault("image_tower", "is for models of one stack that reads tokens, without `media`")
     try:
         tower_config(config)
@@ -258,26 +294,25 @@ def _tower(config: ModelConfig) -> Iterator[Fault]:
 
 
 def _vocabularies(config: ModelConfig) -> Iterator[Fault]:
-    source, target = config.source, config.target
-    for name, read in (("source", source), ("target", target)):
-        if isinstance(read, Tokens) and read.vocab and read.pad is not None and read.pad >= read.vocab:
-            yield Fault(f"{name}.pad", f"= {read.pad}: must be an id below vocab = {read.vocab}")
+    source, target, head = config.source, config.target, config.head
     last = target if config.decoder else source
-    if last and not isinstance(last, Tokens):
-        if isinstance(config.head, (LM, MaskedLM)):
+    if last and not isinstance(last, IdInput):
+        if head.predicts_tokens:
             why = f"{last.kind} have no vocabulary; 'token_labels' has labels of its own"
-            yield Fault("head.kind", f"= '{config.head.kind}': {why}")
+            yield Fault("head.kind", f"= '{head.kind}': {why}")
         for name, id in config.special.named():
             yield Fault(f"special.{name}", f"= {id}: {last.kind} have no ids")
     for name, id in config.special.named():
-        if isinstance(last, Tokens) and last.vocab and id >= last.vocab:
+        if isinstance(last, IdInput) and last.vocab and id >= last.vocab:
             yield Fault(f"special.{name}", f"= {id}: must be an id below vocab = {last.vocab}")
-    if config.tie in ("output", "all") and not isinstance(config.head, (LM, MaskedLM)):
-        yield Fault("tie", f"= '{config.tie}': a head of kind '{config.head.kind}' has no vocabulary to tie")
-    if config.tie in ("inputs", "all"):
+    if config.ties_output and last and head.table_width(config.width, last) is None:
+        yield Fault("tie", f"= '{config.tie}': a head of kind '{head.kind}' has no vocabulary to tie")
+    elif config.ties_output and isinstance(last, IdInput) and last.shared_table is None:
+        yield Fault("tie", f"= '{config.tie}': an input of kind '{last.kind}' has no table to tie")
+    if config.ties_inputs:
         if not source or not target:
             yield Fault("tie", f"= '{config.tie}': needs a source and a target; with one input use 'output'")
-        elif not isinstance(source, Tokens) or not isinstance(target, Tokens):
+        elif source.shared_table is None or target.shared_table is None:
             yield Fault("tie", f"= '{config.tie}': needs tokens on both sides, not {source.kind} and {target.kind}")
-        elif (source.vocab, source.table, source.pad) != (target.vocab, target.table, target.pad):
+        elif source.shared_table != target.shared_table:
             yield Fault("tie", f"= '{config.tie}': source and target must agree in vocab, table and pad")

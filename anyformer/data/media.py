@@ -22,13 +22,10 @@ from torch import Tensor
 from anyformer.config import (
     ConfigError,
     Fault,
-    ImageSegment,
     Media,
     MediaKind,
     ModelConfig,
-    Patches,
     Pictures,
-    Tokens,
 )
 from anyformer.config.spec import visible
 from anyformer.conventions import PLAIN
@@ -96,11 +93,11 @@ class MediaStore:
     ) -> "MediaStore | None":
         """Return a store for the segments that a model reads; None for a model that reads tokens only."""
         read = config.source if config.encoder is not None else config.target
-        if isinstance(read, Tokens) and read.media is not None:
-            return cls(read.media, config.encoder is None, augment, pictures)
+        if read is not None and read.stream is not None:
+            return cls(read.stream, config.encoder is None, augment, pictures)
         patches = read if config.image_tower is None else config.image_tower.source
-        if isinstance(patches, Patches) and patches.channels in (1, 3):
-            return cls(Media(image=_segment(patches)), False, augment, pictures, alone=True)
+        if patches is not None and patches.picture is not None:
+            return cls(Media(image=patches.picture), False, augment, pictures, alone=True)
         return None
 
     # -- texts to ids -------------------------------------------------------------------------------------------------
@@ -341,14 +338,6 @@ class _Found(NamedTuple):
         order = is_kind.cumsum() - 1
         index = np.maximum(self.segment, 0)
         return np.where((self.offset >= 0) & is_kind[index], order[index] * step + self.offset, -1)
-
-
-def _segment(read: Patches) -> ImageSegment:
-    """Return the images that patches are cut from."""
-    channels, height, width = read.shape
-    return ImageSegment(
-        image_height=height, image_width=width, patch=read.patch, channels=1 if channels == 1 else 3, both_ways=False
-    )
 
 
 def _parts(text: str) -> list[Part]:

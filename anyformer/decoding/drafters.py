@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from anyformer.config import Tokens
 from anyformer.decoding.logit_processors import History, Processor, process
 from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import Choice, greedy, sample, widest
@@ -167,7 +166,7 @@ def source_of(model: Transformer, request: Request) -> tuple[Tensor, Tensor]:
     """Return the ids of a source that drafts may be copied from, and which are present; no ids if there is none."""
     source, target = model.config.source, model.config.target
     ids, present = request.ids, request.present
-    if not isinstance(source, Tokens) or not isinstance(target, Tokens) or source.vocab != target.vocab:
+    if not source or not target or source.rows != target.rows:
         ids, present = ids.new_zeros(len(ids), 0, dtype=torch.long), None
     return ids, torch.ones_like(ids, dtype=torch.bool) if present is None else present.expand_as(ids)
 

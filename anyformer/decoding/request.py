@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import real
 from anyformer.cache.kv_cache import CacheKind
-from anyformer.config import ConfigError, Fault, Tokens
+from anyformer.config import ConfigError, Fault
 from anyformer.decoding.check import integer_faults, parse_ids
 from anyformer.decoding.constraints.constraint import Constraint
 from anyformer.decoding.constraints.phrases import Phrase, shortest
@@ -108,7 +108,7 @@ def check_request(model: Transformer, request: Request, strategy: Strategy) -> N
         raise ConfigError([Fault("ids", f"must be a tensor [batch, length], got {type(request.ids).__name__}")])
     target = model.config.target
     faults = _budget_faults(request)
-    faults += parse_ids("stop", request.stop, target.rows if isinstance(target, Tokens) else None)[1]
+    faults += parse_ids("stop", request.stop, (target and target.rows) or None)[1]
     faults += _seed_faults(request, strategy)
     faults += _type_faults(request)
     if faults:

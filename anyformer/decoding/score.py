@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.attention.padding import pad_rows
-from anyformer.config import LM, ConfigError, Fault, MaskedLM, Tokens
+from anyformer.config import ConfigError, Fault, Input
 from anyformer.conventions import PLAIN, SEEN
 from anyformer.decoding.check import integer_faults, parse_ids
 from anyformer.kernels.runtime import at_least_fp32
@@ -131,12 +131,11 @@ def top_tokens(
 
 def fill_mask(model: Transformer, rows: Sequence[Ids], mask: int, k: int = 5) -> list[TopTokens]:
     """Return for each row the k most probable tokens at each of its ids `mask`, from left to right."""
-    if not isinstance(model.config.head, MaskedLM) or len(model.config.stacks) > 1:
+    if model.config.head.output != "masked_lm" or len(model.config.stacks) > 1:
         raise ValueError("filling masks needs an encoder with a `masked_lm` head")
     tokens = model.config.source or model.config.target
     _check_rows("row", rows, tokens)
-    assert isinstance(tokens, Tokens)
-    _check_k(k, tokens.rows)
+    _check_k(k, model.config.vocab)
     if without := [i for i, row in enumerate(rows) if mask not in row]:
         raise ValueError(f"row {without[0]} has no mask: no id in it is {mask}")
     with evaluating(model):
@@ -189,9 +188,7 @@ def _padded(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Layout |
 
 
 def _vocab(model: Transformer) -> int:
-    tokens = model.config.target
-    assert isinstance(tokens, Tokens)
-    return tokens.rows
+    return model.config.vocab
 
 
 def _check(
@@ -201,7 +198,7 @@ def _check(
     seen: Sequence[int] | None,
     read: ReadMedia | None,
 ) -> None:
-    if not isinstance(model.config.head, LM) or model.decoder is None:
+    if not model.config.generates:
         raise ValueError("scoring needs a decoder with an `lm` head")
     if (model.encoder is None) != (sources is None):
         raise ValueError(f"give `sources` to an encoder-decoder, and to no other; this is {model.config.shape}")
@@ -219,11 +216,11 @@ def _check(
             raise ConfigError(faults)
 
 
-def _check_rows(name: str, rows: Any, tokens: object) -> None:
+def _check_rows(name: str, rows: Any, tokens: Input | None) -> None:
     if isinstance(rows, str) or any(not isinstance(row, Sequence | Tensor) or isinstance(row, str) for row in rows):
         raise ConfigError([Fault(f"{name}s", "must be a list of rows, each a list of ids")])
     for i, row in enumerate(rows):
         if not len(row):
             raise ValueError(f"{name} {i} is empty: give it at least one token")
-        if isinstance(tokens, Tokens) and (faults := parse_ids(f"{name} {i}", row, tokens.rows)[1]):
+        if tokens and tokens.rows and (faults := parse_ids(f"{name} {i}", row, tokens.rows)[1]):
             raise ConfigError(faults)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import check, check_values, choose_segments, real
 from anyformer.cache.kv_cache import Cache, CacheKind
-from anyformer.config import LM, ConfigError, Fault
+from anyformer.config import ConfigError, Fault
 from anyformer.conventions import PADDING
 from anyformer.decoding import buffers
 from anyformer.decoding.buffers import DecodeBuffers
@@ -24,7 +24,6 @@ from anyformer.decoding.request import Request
 from anyformer.decoding.step import compiled, step
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.kernels.runtime import HALF, HAS_TRITON
-from anyformer.nn.inputs import TokenInput
 from anyformer.nn.model import Transformer
 
 T = TypeVar("T")
@@ -42,7 +41,7 @@ class Session:
     """
 
     def __init__(self, model: Transformer, request: Request, *, extra: int = 0, slack: int = 0, copies: int = 1):
-        if not isinstance(model.config.head, LM) or model.decoder is None:
+        if not model.config.generates:
             raise ValueError("decoding needs a decoder with an `lm` head")
         self.model, self.compile, self._copies = model, request.compile, copies
         sizes, prompts = _checked_prompts(model, request)
@@ -79,6 +78,7 @@ class Session:
         self.buffers, self.cache, self._ids, self._present = own, own.cache, own.ids, own.present
         # of what was read last [rows, n, d], and of the next token [rows, v]
         self.hidden, self.logits = self._prefill(prompts, sizes)
+        assert model.decoder is not None
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
         self._in_step, self._prepacked, self._budget = False, PrepackedWeights(), budget
         self.fits = self.limit is None or self.position_bound + request.longest <= self.limit  # all positions
@@ -260,7 +260,7 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
     assert reader is not None
     ids, marks, media = request.ids, request.marks, request.media
     batch, length = reader.measure(ids)
-    if isinstance(reader, TokenInput):
+    if reader.vocab:
         _check_ids(ids, reader.vocab)
     segments = choose_segments(batch, length, request.segments, request.attention_mask)
     given, mask = (None if x is None else x.cpu() for x in (request.segments, request.attention_mask))

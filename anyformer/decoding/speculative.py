@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.config import LM, ModelConfig, Tokens
+from anyformer.config import ModelConfig
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.decoding.constraints.constraint import check_fit
 from anyformer.decoding.constraints.rollback import ConstraintMask
@@ -72,7 +72,7 @@ def run_speculation(model: Transformer, request: Request, strategy: Speculation)
     draft, ahead = strategy.draft, strategy.ahead
     if isinstance(draft, Draft):
         _check_draft(model, draft.model, request)
-    if isinstance(draft, OwnHead) and not (isinstance(model.config.head, LM) and model.config.head.multi_token):
+    if isinstance(draft, OwnHead) and not model.config.head.further:
         what = "the model has no layers for further tokens: train it with model.head.multi_token, or use lookup"
         raise ConfigError([Fault("self_draft", what)])
     with evaluating(model), evaluating(draft.model if isinstance(draft, Draft) else model):
@@ -211,7 +211,7 @@ def _check_draft(model: Transformer, draft: Transformer, request: Request) -> No
 
 def _mismatch(ours: ModelConfig, its: ModelConfig) -> str | None:
     """Return why a model cannot draft for another, if so."""
-    if not isinstance(its.head, LM) or its.decoder is None:
+    if not its.generates:
         return "cannot draft tokens: must be a model with a decoder and an `lm` head"
     shapes = ["decoder-only" if config.encoder is None else "encoder-decoder" for config in (its, ours)]
     if shapes[0] != shapes[1]:
@@ -220,6 +220,6 @@ def _mismatch(ours: ModelConfig, its: ModelConfig) -> str | None:
         a, b = getattr(its, name), getattr(ours, name)
         if type(a) is not type(b):
             return f"has a {name} of kind '{a.kind}': must be '{b.kind}' like the model's"
-        if isinstance(a, Tokens) and a.vocab != b.vocab:
-            return f"has a {name} vocabulary of {a.vocab}: must be {b.vocab} like the model's"
+        if a is not None and a.rows != b.rows:
+            return f"has a {name} vocabulary of {a.rows}: must be {b.rows} like the model's"
     return None

@@ -11,6 +11,7 @@ from anyformer.config import (
     Block,
     ConfigError,
     Fault,
+    Input,
     Mixer,
     ModelConfig,
     NoFeedForward,
@@ -20,7 +21,6 @@ from anyformer.config import (
     Side,
     Spec,
     Stack,
-    Tokens,
     pattern_across,
     pattern_of,
     position_of,
@@ -191,11 +191,10 @@ def _settings(name: str, spec: Spec) -> dict[str, Any]:
     return {name: dict(spec)["kind"]} | {f"{name}.{field}": value for field, value in details(spec).items()}
 
 
-def _input_steps(spec: Spec) -> dict[str, Any]:
-    """Return the steps after the positions of token embeddings: the number of token types, and the kind of norm."""
-    if not isinstance(spec, Tokens):
-        return {"types": 0, "norm": None}
-    return {"types": spec.types, "norm": None if isinstance(spec.norm, NoNorm) else spec.norm.kind}
+def _input_steps(spec: Input) -> dict[str, Any]:
+    """Return the steps after the positions of embeddings: the number of token types, and the kind of norm."""
+    norm = getattr(spec, "norm", NoNorm())
+    return {"types": spec.token_types, "norm": None if isinstance(norm, NoNorm) else norm.kind}
 
 
 def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:

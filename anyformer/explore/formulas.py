@@ -7,7 +7,6 @@ joins vectors, and Σ_s is a sum over the index s. R_t rotates to the position t
 from torch import Tensor, nn
 
 from anyformer.config import (
-    LM,
     Activation,
     Embedder,
     Experts,
@@ -19,11 +18,9 @@ from anyformer.config import (
     LeakyRelu,
     Mixer,
     Network,
-    NoHead,
     Plain,
     Side,
     SquaredRelu,
-    Transform,
 )
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
@@ -39,7 +36,7 @@ from anyformer.nn.heads import (
     UnitLength,
     VocabularyHead,
 )
-from anyformer.nn.inputs import AnyInput, PatchInput, TokenInput
+from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
 from anyformer.nn.linear import Linear
 from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare, ScaledTanh
 from anyformer.nn.stack import BlockStack
@@ -78,11 +75,12 @@ def norm_formula(norm: nn.Module) -> list[str]:
 # -- input ------------------------------------------------------------------------------------------------------------
 
 
-def embed_formula(module: AnyInput, id: int | None, patch: bool) -> list[str]:
+def embed_formula(module: InputModule, id: int | None, patch: bool) -> list[str]:
     """Return the formula of a vector before its position: of a token, of a patch of pixels p, or none of others."""
     if id is None:
         return [f"e = p W{plus(module.project.bias, 'b')}"] if patch and isinstance(module, PatchInput) else []
-    assert isinstance(module, TokenInput)
+    if not isinstance(module, TokenInput):
+        return []
     row = f"E[{id}]" if module.scale == 1 else f"E[{id}] · {number(module.scale)}"
     if module.project is not None and module.early:
         row = f"({row}) W" if module.scale != 1 else f"{row} W"
@@ -91,13 +89,14 @@ def embed_formula(module: AnyInput, id: int | None, patch: bool) -> list[str]:
     return [f"e = {row}{' + s' * spelled}{' + m' * typed}"]
 
 
-def position_formula(module: AnyInput, added: bool, types: bool) -> list[str]:
+def position_formula(module: InputModule, added: bool, types: bool) -> list[str]:
     """Return the formula of what the first layer reads, from the vector e, its position p and its type t."""
     x = f"e{' + p' * added}{' + t' * types}"
-    x = f"N({x})" if is_norm(module.norm) else x
-    if isinstance(module, TokenInput) and module.project is not None and not module.early:
-        x = f"({x}) W" if " + " in x and not is_norm(module.norm) else f"{x} W"
-        x += plus(module.project.bias, "b")
+    normed = is_norm(getattr(module, "norm", nn.Identity()))
+    x = f"N({x})" if normed else x
+    if (last := module.last_linear()) is not None:
+        x = f"({x}) W" if " + " in x and not normed else f"{x} W"
+        x += plus(last.bias, "b")
     return [f"x = {x}"]
 
 
@@ -302,9 +301,8 @@ def _transformed(transform: nn.Module, spec: Head) -> str:
         return "h"
     if not isinstance(transform, Dense):
         return "h W_t"
-    assert not isinstance(spec, LM | NoHead)
-    assert isinstance(spec.transform, Transform)
-    y = activated(spec.transform.activation, linear("h", "W_t", "b_t" * spec.transform.bias))
+    dense = spec.transform  # type: ignore[attr-defined]  # of a head with a dense layer
+    y = activated(dense.activation, linear("h", "W_t", "b_t" * dense.bias))
     return f"N({y})" if is_norm(transform.norm) else y
 
 

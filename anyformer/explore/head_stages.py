@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import SpanBounds
 from anyformer.explore.formulas import POOLED, head_formula
 from anyformer.explore.outputs import outputs, separate_labels
 from anyformer.explore.trace import Trace, last_side, predicts_tokens
 from anyformer.explore.vectors import gap, rounded
-from anyformer.nn.heads import EmbeddingHead, HiddenHead, PooledHead, SpanHead, TokenHead, VocabularyHead, pool
+from anyformer.nn.heads import EmbeddingHead, PooledHead, SpanHead, TokenHead, VocabularyHead, pool
 
 TOP_LOGITS = 8
 
@@ -72,7 +71,7 @@ def _logits(trace: Trace, at: int) -> dict[str, Any]:
             scaled = not isinstance(head.last, nn.Identity)
             check = gap(result, trace.output[0])
             return found | {"read": rounded(read), "result": rounded(result), "scaled": scaled, "check": check}
-        case PooledHead() | HiddenHead():
+        case _:
             return found | {"read": rounded(x), "check": None}
     if row is None:
         return found | {"read": rounded(read), "check": None}
@@ -100,7 +99,7 @@ def _probability(trace: Trace) -> list[str]:
     """Return the formula of the probability of an output."""
     if separate_labels(trace):
         return ["p_i = σ(logit_i)"]
-    if isinstance(trace.run.config.head, SpanBounds):
+    if trace.run.config.head.output == "span":
         return ["p_t = exp(logit_t) / Σ_t exp(logit_t)"]
     logit = "logit_i / T" if predicts_tokens(trace.run) else "logit_i"
     return [f"p_i = exp({logit}) / Σ_i exp({logit})"]

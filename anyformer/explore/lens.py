@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import make_layout
-from anyformer.config import Classifier, ConfigError, Fault
+from anyformer.config import ConfigError, Fault
 from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
 from anyformer.explore.requests import CellRequest, LensRequest
 from anyformer.explore.trace import Trace, last_side
@@ -69,7 +69,7 @@ def _check(trace: Trace) -> None:
 
 def _columns(trace: Trace) -> list[str]:
     """Return the tokens at which there is a prediction; "" for one prediction of the whole text."""
-    whole = isinstance(trace.run.config.head, Classifier)
+    whole = trace.run.config.head.per_row
     return [""] if whole else trace.reading.tokens[last_side(trace.run)]
 
 
@@ -84,7 +84,7 @@ def _probabilities(trace: Trace, layer: int, first: int, stop: int) -> Tensor:
     stack, depth = stacks_of(model)[side], _depth(trace)
     name = f"{side}.final" if layer == depth - 1 else f"{side}.embed" if layer < 0 else f"{side}.{layer}.out"
     x = trace.activations[name]
-    if isinstance(trace.run.config.head, Classifier):
+    if trace.run.config.head.per_row:
         layout = trace.layout(side)
     else:
         x, layout = x[:, first:stop], make_layout(1, stop - first, x.device)

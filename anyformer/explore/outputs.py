@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import make_layout
-from anyformer.config import Classifier, ConfigError, Embedder, Fault, NoHead, SpanBounds, TokenLabels
+from anyformer.config import ConfigError, Fault, LabelHead
 from anyformer.explore.trace import Trace, initial_position, last_side, output_kind, predicts_tokens
 from anyformer.nn.heads import TokenHead
 from anyformer.run import Run
@@ -54,16 +54,17 @@ def outputs(trace: Trace, at: int) -> list[Output]:
     """Return the largest outputs with their probabilities, in descending order."""
     values, names = values_at(trace, at), output_names(trace)
     p: Tensor | None = None
-    match trace.run.config.head:
-        case SpanBounds():
+    head = trace.run.config.head
+    match head.output:
+        case "span":
             p = trace.output[0].double().cpu().softmax(dim=0)[at]
-        case Embedder() | NoHead() | TokenLabels(crf=True):
+        case "embedder" | "none":
             pass
-        case Classifier() if len(values) == 1:
+        case "classifier" if len(values) == 1:
             pass
-        case _:
+        case _ if not head.joint:
             p = torch.sigmoid(values.double()) if separate_labels(trace) else values.double().softmax(dim=0)
-    order = (values.abs() if isinstance(trace.run.config.head, Embedder | NoHead) else values).argsort(descending=True)
+    order = (values.abs() if head.output in ("embedder", "none") else values).argsort(descending=True)
     return [
         Output(i, names(i), float(values[i]), None if p is None else float(p[i])) for i in order[:TOP_OUTPUTS].tolist()
     ]
@@ -85,10 +86,7 @@ def chosen(trace: Trace, at: int, index: int) -> Output:
 
 def has_probabilities(run: Run) -> bool:
     """Return whether the head gives probabilities of tokens, labels or tags, each position for itself."""
-    head = run.config.head
-    return output_kind(run) in ("tokens", "masked", "labels", "tags") and not (
-        isinstance(head, TokenLabels) and head.crf
-    )
+    return output_kind(run) in ("tokens", "masked", "labels", "tags") and not run.config.head.joint
 
 
 def separate_labels(trace: Trace) -> bool:
@@ -97,7 +95,7 @@ def separate_labels(trace: Trace) -> bool:
         case Classifying() as task:
             return task.spec.separator is not None
         case Encoding() as task:
-            return task.spec.multi_label and isinstance(trace.run.config.head, Classifier)
+            return task.spec.multi_label and trace.run.config.head.output == "classifier"
         case _:
             return False
 
@@ -111,8 +109,8 @@ def output_names(trace: Trace) -> Callable[[int], str]:
     match run.task:
         case Classifying() | Tagging():
             labels = run.task.spec.labels
-        case Encoding() if isinstance(run.config.head, Classifier | TokenLabels):
+        case Encoding() if isinstance(run.config.head, LabelHead):
             labels = run.task.spec.labels
         case _:
-            labels = ("first", "last") if isinstance(run.config.head, SpanBounds) else ()
+            labels = ("first", "last") if run.config.head.output == "span" else ()
     return lambda i: labels[i] if i < len(labels) else f"[{i}]"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, MaskedLM, Side
+from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
 from anyformer.explore.pass_budget import passes_allowed
@@ -120,7 +120,7 @@ def _position(trace: Trace, at: int, differ: list[int]) -> int:
     first = initial_position(trace)
     if at >= 0:
         return at
-    if isinstance(trace.run.config.head, MaskedLM) or not differ or first in differ:
+    if trace.run.config.head.output == "masked_lm" or not differ or first in differ:
         return first
     return differ[-1 if _is_text(trace) else 0]
 

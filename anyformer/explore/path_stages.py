@@ -23,7 +23,7 @@ from anyformer.explore.vectors import gap, kind_of, rounded
 from anyformer.explore.views import logits_by_layer
 from anyformer.inspection.residual_stream import layer_input
 from anyformer.inspection.sublayers import stacks_of
-from anyformer.nn.inputs import AnyInput, PatchInput, TokenInput
+from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
 from anyformer.nn.norm import normed
 
 
@@ -69,7 +69,7 @@ def _tokens(place: Place) -> dict[str, Any]:
     }
 
 
-def _module(place: Place) -> AnyInput:
+def _module(place: Place) -> InputModule:
     model = place.trace.run.model
     module = model.source if place.side == "encoder" else model.target
     assert module is not None
@@ -95,7 +95,7 @@ def _embedded(place: Place) -> tuple[Tensor, Tensor]:
 def _embed(place: Place) -> dict[str, Any]:
     module = _module(place)
     before, _ = _embedded(place)
-    tokens = isinstance(module, TokenInput)
+    tokens = module.vocab > 0
     extra = {"scale": module.scale, "vocab": module.vocab} if isinstance(module, TokenInput) else {}
     id = int(place.trace.reading.distinct_ids(place.side)[0, place.at])
     patch = _patch(place)
@@ -132,8 +132,8 @@ def _position(place: Place) -> dict[str, Any]:
         typed = types.weight[0 if given is None else int(given[0, place.at])].double()
         total = total + typed
     model_total = normed(norm, total.float()[None, None], layout)[0, 0]
-    if isinstance(module, TokenInput) and module.project is not None and not module.early:
-        model_total = module.project(model_total)
+    if (last := module.last_linear()) is not None:
+        model_total = last(model_total)
     return {
         "formula": position_formula(module, scheme.embeds(), typed is not None),
         "order": _order(place),

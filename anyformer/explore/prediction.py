@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from anyformer.config import Classifier, ConfigError, Embedder, MaskedLM, NoHead, TokenLabels
+from anyformer.config import ConfigError
 from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.outputs import values_at
 from anyformer.explore.pictures import pictures
@@ -56,13 +56,13 @@ def answer_text(trace: Trace, request: TextRequest) -> str:
         case Tagging():
             found = tags(trace) or []
             return ("\t" if "\t" in reading.text else " ").join(one["label"] for one in found)
-        case MaskedLanguageModelling() | Encoding() if isinstance(run.config.head, MaskedLM):
+        case MaskedLanguageModelling() | Encoding() if run.config.head.output == "masked_lm":
             return _filled(trace, run.task)
         case Classifying() | Regressing():  # two texts, each with another pass
             return _predicted(trace, request)
         case _ if (values := vector(trace)) is not None:
             return f"{len(values)} numbers"
-        case Encoding() if not (isinstance(run.config.head, TokenLabels) and run.config.head.crf):
+        case Encoding() if not run.config.head.joint:
             return run.task.formatter(run.config)(trace.output[0].float().cpu(), [])
         case _:
             return _predicted(trace, request)
@@ -100,7 +100,7 @@ def tags(trace: Trace) -> list[dict[str, Any]] | None:
             piece = run.task.read(trace.reading.text, run.config)
             places, words, labels = run.task.first_tokens(piece), split(trace.reading.text), run.task.spec.labels
             (best,) = run.task.best(trace.output.float().cpu(), torch.tensor([piece.labels]))
-        case Encoding() if isinstance(run.config.head, TokenLabels) and not run.config.head.crf:
+        case Encoding() if run.config.head.output == "token_labels" and not run.config.head.joint:
             places = list(range(len(run.task.before), len(names) - len(run.task.after)))
             words, labels = [names[at] for at in places], run.task.spec.labels
             best = [labels[i] for i in trace.output[0, places].argmax(-1).tolist()]
@@ -119,10 +119,10 @@ def tags(trace: Trace) -> list[dict[str, Any]] | None:
 
 def vector(trace: Trace) -> list[float] | None:
     """Return the vector of a text, to six digits; None for other heads."""
-    match trace.run.config.head:
-        case Embedder():
+    match trace.run.config.head.output:
+        case "embedder":
             values = trace.output[0]
-        case NoHead():
+        case "none":
             values = trace.output[0].mean(dim=0)
         case _:
             return None
@@ -135,7 +135,7 @@ def probabilities(trace: Trace) -> list[tuple[str, float]] | None:
     match run.task:
         case Classifying():
             labels, several = run.task.spec.labels, run.task.spec.separator is not None
-        case Encoding() if isinstance(run.config.head, Classifier):
+        case Encoding() if run.config.head.output == "classifier":
             labels, several = run.task.spec.labels, run.task.spec.multi_label
         case _:
             return None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from anyformer.config import ConfigError, Fault, Side, TokenLabels
+from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import chosen, outputs, position
 from anyformer.explore.requests import SalienceRequest
@@ -17,7 +17,7 @@ STEPS = 32  # of integrated gradients
 def salience(trace: Trace, request: SalienceRequest) -> dict[str, Any]:
     """Return the contribution of each token of both stacks to an output, before softmax or sigmoid."""
     run, reading = trace.run, trace.reading
-    if isinstance(run.config.head, TokenLabels) and run.config.head.crf:
+    if run.config.head.joint:
         raise ConfigError([Fault("run", "a CRF scores all tags of a sentence jointly: no single output")])
     at = position(trace, request.at)
     output = chosen(trace, at, request.output)

@@ -12,17 +12,10 @@ from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Relation, densify
 from anyformer.cache.ring import Step
 from anyformer.config import (
-    LM,
     Attention,
-    Classifier,
     ConfigError,
-    Embedder,
     Fault,
-    MaskedLM,
-    NoHead,
     Side,
-    SpanBounds,
-    TokenLabels,
     position_of,
 )
 from anyformer.explore.head_switches import disable_heads, parse_heads
@@ -224,7 +217,7 @@ def trace_reading(run: Run, reading: Reading, disabled: Sequence[str]) -> Trace:
 
 def predicts_tokens(run: Run) -> bool:
     """Return whether the head computes probabilities of tokens."""
-    return isinstance(run.config.head, LM | MaskedLM)
+    return run.config.head.predicts_tokens
 
 
 OutputKind = Literal["tokens", "masked", "labels", "number", "tags", "answer", "vector"]
@@ -232,18 +225,18 @@ OutputKind = Literal["tokens", "masked", "labels", "number", "tags", "answer", "
 
 def output_kind(run: Run) -> OutputKind:
     """Return what a run predicts: the next token, masked tokens, labels, a number, tags, an answer, a vector."""
-    match run.config.head:
-        case LM():
+    match run.config.head.output:
+        case "lm":
             return "tokens"
-        case MaskedLM():
+        case "masked_lm":
             return "masked"
-        case Classifier():
+        case "classifier":
             return "number" if isinstance(run.task, Regressing) else "labels"
-        case TokenLabels():
+        case "token_labels":
             return "tags"
-        case SpanBounds():
+        case "span":
             return "answer"
-        case Embedder() | NoHead():
+        case "embedder" | "none":
             return "vector"
 
 
@@ -254,7 +247,7 @@ def initial_position(trace: Trace) -> int:
     In an encoder that predicts other than tokens it is in the middle, or the token that a head reads alone.
     """
     ids, mask = trace.reading.distinct_ids(last_side(trace.run))[0].tolist(), trace.run.tokenizer.mask
-    if isinstance(trace.run.config.head, MaskedLM) and mask in ids:
+    if trace.run.config.head.output == "masked_lm" and mask in ids:
         return ids.index(mask)
     begins = trace.reading.begins
     if begins is not None and begins < len(ids):
@@ -262,8 +255,8 @@ def initial_position(trace: Trace) -> int:
         middle = predict[(len(predict) - 1) // 2]
         return next((at for at in predict[middle - predict[0] :] if ids[at] != ids[at + 1]), middle)
     head = trace.run.config.head
-    if last_side(trace.run) == "encoder" and not isinstance(head, MaskedLM):
-        pool = head.pool if isinstance(head, Classifier | Embedder) else "mean"
+    if last_side(trace.run) == "encoder" and head.output != "masked_lm":
+        pool = head.pooling or "mean"
         return 0 if pool == "first" else len(ids) - 1 if pool == "last" else len(ids) // 2
     return len(ids) - 1
 

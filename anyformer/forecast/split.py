@@ -21,22 +21,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     Experts,
-    MaskedLM,
     ModelConfig,
     Network,
     Special,
     Stack,
-    Tokens,
 )
 from anyformer.config.feedforward import FeedForward
 from anyformer.forecast.work import FP32, Rows
 from anyformer.inspection.cost_rules import block_costs
 from anyformer.inspection.count import count
-from anyformer.inspection.memory import ADAMW, MASKED_SHARE, Memory, Precision, training_memory
+from anyformer.inspection.memory import ADAMW, Memory, Precision, training_memory
 from anyformer.recipe import Optimizer
 from anyformer.recipe.model_split import tensor_faults
 
@@ -91,10 +88,7 @@ def tensor_part(config: ModelConfig, n: int) -> ModelConfig:
     changes: dict[str, object] = {"special": Special()}
     for side, stack in config.stacks.items():
         changes[side] = _stack_part(stack, config.width, n)
-    for name in ("source", "target"):
-        if isinstance(tokens := getattr(config, name), Tokens) and tokens.vocab:
-            pad = None if tokens.pad is None else 0
-            changes[name] = tokens.model_copy(update={"vocab": -(-tokens.vocab // n), "pad": pad})
+    changes |= {name: read.share(n) for name, read in config.inputs.items()}
     return config.model_copy(update=changes)
 
 
@@ -170,9 +164,8 @@ def step_memory(
         fixed, gradients = fixed + gradients, 0.0
     size = FP32 if precision == "fp32" else 2
     more = size * max((values for values, _ in gathered_values(config, rows, n)), default=0.0)
-    if n > 1 and isinstance(config.head, LM | MaskedLM) and isinstance(config.last_input, Tokens):
-        share = MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0
-        more += LOGIT_BYTES * share * rows.batch * rows.length / rows.context * config.last_input.rows / n
+    if n > 1 and config.head.predicts_tokens:
+        more += LOGIT_BYTES * config.head.labelled * rows.batch * rows.length / rows.context * config.vocab / n
     return more + max(fixed + casts + part.activations + part.passing, fixed + gradients + part.ending)
 
 

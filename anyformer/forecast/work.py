@@ -19,20 +19,17 @@ from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     Causal,
     Disentangled,
     Experts,
-    MaskedLM,
     ModelConfig,
     Network,
     Rotary,
     Side,
     Stack,
     T5Bias,
-    Tokens,
     pairs,
     pattern_across,
     pattern_of,
@@ -42,7 +39,6 @@ from anyformer.config.adapter import matrices
 from anyformer.gpu_table import GPU
 from anyformer.inspection.cost_rules import block_costs, head_cost, pooled
 from anyformer.inspection.count import count
-from anyformer.inspection.memory import MASKED_SHARE
 
 FP32 = 4  # bytes
 MATMUL_SHARE = 0.75  # of the peak that a large matmul reaches: its power limits a GPU before its units do
@@ -225,13 +221,12 @@ class _Layer(NamedTuple):
 
 def _head(config: ModelConfig, rows: Rows, size: int) -> tuple[Work, Work]:
     """Return the work of the head and its loss, forward and backward."""
-    if not isinstance(config.head, LM | MaskedLM):
+    read = config.last_input
+    if (d := config.head.table_width(config.width, read)) is None:
         flops = head_cost(config, rows.batch, rows.length).flops / rows.context
         return Work(flops, kernels=KERNELS[0]), Work(2 * flops, kernels=KERNELS[1])
-    read = config.last_input
-    assert isinstance(read, Tokens)
-    share = (MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0) / rows.context  # of the tokens have a label
-    labelled, d, v = rows.batch * rows.length * share, read.table_width(config.width), read.rows
+    share = config.head.labelled / rows.context
+    labelled, v = rows.batch * rows.length * share, read.rows
     flops = head_cost(config, rows.batch, rows.length).flops * share
     matmul = size * (labelled * (d + v) + d * v)
     logits = size * labelled * v  # read for the normaliser; read and written as a gradient

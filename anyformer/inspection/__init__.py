@@ -14,7 +14,6 @@ frozen           Norms and output heads as linear maps, frozen at the values of 
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
 logit_lens       The logit lens: output of the head after each layer
 logit_terms      Direct logit attribution: an output as a sum over layers, heads and tokens
-media_cost       Cost of the embeddings of images, sounds and feature vectors
 memory           Peak memory of a training step, from the config alone
 optimizer_cost   The weights that an optimiser changes, from the config alone
 patching         Replace or change activations by name (activation patching)

@@ -1,52 +1,28 @@
 """Cost of each part of a model by its spec: the rules that `count` adds up. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
-from typing import assert_never
 
 from anyformer.config import (
-    LM,
     Attention,
-    Audio,
     Block,
-    ByteSpelling,
-    Classifier,
-    Embedder,
-    FactorisedTable,
-    Features,
-    FullTable,
-    HeadTransform,
-    Input,
     Layers,
     LoRA,
-    MaskedLM,
     ModelConfig,
     NoFeedForward,
-    NoHead,
     NoMixer,
     NoNorm,
     NoPosition,
-    NoSpelling,
-    NoTransform,
     Parallel,
-    Patches,
     Position,
     Side,
-    SpanBounds,
-    Spelling,
     Stack,
-    TokenLabels,
-    Tokens,
-    Transform,
     encoder_init_layers,
-    label_count,
     pattern_across,
     position_of,
 )
 from anyformer.config.adapter import matrices, within
-from anyformer.config.cost import Cost, linear
-from anyformer.inspection.media_cost import audio_cost, media_cost
+from anyformer.config.cost import Cost
 
 ADAPTERS = "adapters"
 
@@ -58,10 +34,9 @@ def side_costs(
     d, layers = config.width, stack.distinct()
     read, name = (config.source, "source") if side == "encoder" else (config.target, "target")
     assert read is not None
-    shared = side == "decoder" and config.tie in ("inputs", "all")
-    inner = read.inner_width(d) if isinstance(read, Tokens) else d
-    yield f"{name} embeddings", 1, _input(read, d, b, t, own_table=not shared)
-    yield f"{side} positions", 1, Cost(_position_module(stack, layers, d, inner))
+    shared = side == "decoder" and config.ties_inputs
+    yield f"{name} embeddings", 1, read.cost(d, b, t, own_table=not shared)
+    yield f"{side} positions", 1, Cost(_position_module(stack, layers, d, read.inner_width(d)))
 
     costs: dict[str, tuple[int, Cost]] = {}
     for group in layers:
@@ -109,47 +84,6 @@ def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source
     return cost
 
 
-def _input(read: Input, d: int, b: int, t: int, own_table: bool) -> Cost:
-    match read:
-        case Tokens():
-            return _embeddings(read, d, b * t, own_table) + media_cost(read.media, read.inner_width(d), b)
-        case Features(size=size, bias=bias):
-            return linear(size, d, b * t, bias) + read.norm.cost(d, b * t)
-        case Audio():
-            return audio_cost(read, d, b * t) + read.norm.cost(d, b * t)
-        case Patches(size=size, bias=bias):
-            first = int(read.class_token)
-            return linear(size, d, b * (t - first), bias) + Cost(d * first) + read.norm.cost(d, b * t)
-        case _:
-            assert_never(read)
-
-
-def _embeddings(tokens: Tokens, d: int, rows: int, own_table: bool) -> Cost:
-    inner = tokens.inner_width(d)
-    table = tokens.rows * tokens.table_width(d) * own_table
-    cost = Cost(table + tokens.types * inner) + tokens.norm.cost(inner, rows)
-    cost += _spelling(tokens.spelling, inner, rows)
-    match tokens.table:
-        case FullTable():
-            return cost
-        case FactorisedTable(width=e, bias=bias):
-            return cost + linear(e, d, rows, bias)
-        case _:
-            assert_never(tokens.table)
-
-
-def _spelling(spec: Spelling, inner: int, rows: int) -> Cost:
-    match spec:
-        case NoSpelling():
-            return Cost()
-        case ByteSpelling(width=w, channels=c, kernel=k, longest=n):
-            extra = Cost(saved=rows * (n * c + (k - 1) * w))  # channels of each byte, and the padding of the word
-            convolution = replace(linear(k * w, c, rows * n, True), saved=rows * n * w)
-            return Cost(257 * w) + convolution + extra + linear(c, inner, rows, False)
-        case _:
-            assert_never(spec)
-
-
 def _position_module(stack: Stack, layers: list[Layers], d: int, inner: int) -> int:
     """Count position tables: one set for the embeddings, one per scheme and number of heads, or one per layer."""
     tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
@@ -187,41 +121,4 @@ def block_costs(block: Block, d: int, b: int, t: int, s: int, side: Side) -> Ite
 
 
 def head_cost(config: ModelConfig, b: int, t: int) -> Cost:
-    d, head, read = config.width, config.head, config.last_input
-    match head:
-        case NoHead():
-            return Cost()
-        case LM() | MaskedLM():
-            assert isinstance(read, Tokens)
-            e, v, own_table = read.table_width(d), read.rows, config.tie not in ("output", "all")
-            transform = head.transform if isinstance(head, MaskedLM) else NoTransform()
-            table = Cost((e * own_table + head.bias) * v, 2 * b * t * e * v, saved=b * t * (e + v))
-            more = head.multi_token.tokens if isinstance(head, LM) and head.multi_token else 0
-            further = Cost(more * d * d, more * 2 * b * t * (d * d + e * v), saved=more * b * t * (2 * d + e + v))
-            return _transform(transform, d, e, b * t) + table + further
-        case TokenLabels(crf=crf):
-            labels = label_count(head)
-            rows = labels + 1 if crf else 1  # of scores per token
-            logits = linear(d, labels, b * t, True) + Cost(crf * rows * labels, saved=b * t * rows * labels)
-            return _transform(head.transform, d, d, b * t) + logits
-        case SpanBounds():
-            return _transform(head.transform, d, d, b * t) + linear(d, 2, b * t, True) + Cost(saved=b * t * 2)
-        case Classifier():
-            labels = label_count(head)
-            return _transform(head.transform, d, d, b) + linear(d, labels, b, head.bias) + Cost(saved=b * labels)
-        case Embedder(projection=projection):
-            found, inputs = _transform(head.transform, d, d, b) + Cost(int(head.learned_scale)), d
-            for layer in head.layers:
-                found += _transform(Transform(activation=layer.activation, bias=layer.bias), inputs, layer.width, b)
-                inputs = layer.width
-            project = linear(inputs, projection, b, bias=False) if projection else Cost()
-            return found + project + Cost(saved=b * head.vector_width(d))
-        case _:
-            assert_never(head)
-
-
-def _transform(spec: HeadTransform, d: int, to: int, rows: int) -> Cost:
-    if isinstance(spec, NoTransform):
-        return Cost() if to == d else linear(d, to, rows, bias=False)
-    activation = Cost(saved=rows * to * spec.activation.saves_input)
-    return linear(d, to, rows, spec.bias) + activation + spec.norm.cost(to, rows)
+    return config.head.cost(config.width, config.last_input, b, t, config.ties_output)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Patches, Side
+from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.config.cost import Cost
 from anyformer.config.model import learning, tower_config
 from anyformer.inspection.cost_rules import ADAPTERS, head_cost, side_costs
@@ -115,7 +115,7 @@ def count(
     pair = config.shape == "encoder-decoder"
     if source_length and not pair:
         wrong.append(Fault("source_length", f"only an encoder-decoder has one, and this is {config.shape}-only"))
-    image = config.source.length if isinstance(config.source, Patches) else None
+    image = config.source.length if config.source else None
     if image:
         name = "source_length" if pair else "length"
         if sizes[name] not in (None, image):

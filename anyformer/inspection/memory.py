@@ -25,12 +25,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     Experts,
     Full,
-    MaskedLM,
     ModelConfig,
     Network,
     NoNorm,
@@ -39,7 +37,6 @@ from anyformer.config import (
     Rotary,
     Side,
     Stack,
-    Tokens,
     pattern_of,
     position_of,
 )
@@ -52,7 +49,6 @@ Precision = Literal["fp32", "bf16"]
 FP32, MASK = 4, 1  # bytes
 MAX_LOGIT_BYTES = 2**33  # bytes of logits that the loss computes at a time in half precision
 MAX_MASK_PAIRS = 2**20  # queries × keys, from which `flex` takes the place of a dense mask
-MASKED_SHARE = 0.15  # of the tokens, which a masked LM predicts
 ADAMW = AdamW(lr=1e-3)  # its state does not depend on the settings
 
 
@@ -131,7 +127,7 @@ def training_memory(
     sides = [_SideMemory.of(config, side, stack, batch, lengths[side], lengths["encoder"], mode)
              for side, stack in config.stacks.items()]  # fmt: skip
     rows = batch * lengths[last]
-    asked = (MASKED_SHARE if isinstance(config.head, MaskedLM) else 1.0) if asked is None else asked
+    asked = config.head.labelled if asked is None else asked
     head = _HeadMemory.of(config, rows, int(rows * asked), mode)
     layers = [layer for side in sides for layer in side.layers]
     inputs = sum(side.inputs for side in sides)
@@ -194,7 +190,7 @@ class _SideMemory(NamedTuple):
             inputs += b * tokens * d * FP32 * group.times
         read = config.source if side == "encoder" else config.target
         assert read is not None
-        outside = b * t * d * mode.dropout * ((read.dropout > 0) + (stack.dropout > 0))
+        outside = b * t * d * mode.dropout * ((getattr(read, "dropout", 0) > 0) + (stack.dropout > 0))
         names = f"{'source' if side == 'encoder' else 'target'} embeddings", f"{side} final norm"
         for part, _, cost in side_costs(config, side, stack, b, t, s):
             if part in names:  # nearly all of this is in norms
@@ -258,20 +254,18 @@ class _HeadMemory(NamedTuple):
     @classmethod
     def of(cls, config: ModelConfig, rows: int, asked: int, mode: _Mode) -> "_HeadMemory":
         head, read = config.head, config.last_input
-        if not isinstance(head, (LM, MaskedLM)):
+        if (e := head.table_width(config.width, read)) is None:
             cost = head_cost(config, 1, rows)  # an upper bound for pooled rows, and small in any case
             return cls(cost.saved * mode.size, 0, FP32 * cost.parameters, 0)
-        assert isinstance(read, Tokens)
-        e, v = read.table_width(config.width), read.rows
-        tied = config.tie in ("output", "all")
-        padded = tied and read.pad is not None  # needs a copy of the table, whose padding row is not trained
+        v, tied = read.rows, config.ties_output
+        padded = tied and read.padding is not None  # needs a copy of the table, whose padding row is not trained
         saved = mode.size * (head_cost(config, 1, asked).saved - asked * v)
         table, logits = e * v, asked * v
         after, twice = FP32 * table, FP32 * table * tied
         if mode.size == FP32:
             saved += FP32 * table * padded
             return cls(saved + logits * FP32, logits * FP32 * (1 if mode.compiled else 2), after, twice)
-        if isinstance(head, LM) and head.cap is not None:
+        if head.soft_cap is not None:
             return cls(saved + logits * 6, logits * (6 if mode.compiled else 10), after, twice)
         chunks = max(1, -(-logits * mode.size // MAX_LOGIT_BYTES))
         gradients = table * (mode.size if chunks == 1 else chunks * (mode.size + FP32))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from anyformer.config import Experts, ModelConfig, Tokens
+from anyformer.config import Experts, ModelConfig
 from anyformer.config.adapter import every_matrix
 from anyformer.config.model import tower_config
 from anyformer.inspection.count import count
@@ -34,6 +34,5 @@ def hidden_matrices(config: ModelConfig) -> Iterator[HiddenMatrix]:
 
 def _token_tables(config: ModelConfig) -> Iterator[HiddenMatrix]:
     """Yield the tables of token embeddings; tied ones occur once."""
-    read = [one for one in (config.source, config.target) if isinstance(one, Tokens)]
-    for one in read[:1] if config.tie in ("inputs", "all") else read:
-        yield HiddenMatrix(1, one.rows, one.table_width(config.width))
+    read = [(one.rows, e) for one in config.inputs.values() if (e := one.table_width(config.width)) is not None]
+    yield from (HiddenMatrix(1, *table) for table in (read[:1] if config.ties_inputs else read))

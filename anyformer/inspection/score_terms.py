@@ -24,7 +24,7 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
-from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
+from anyformer.nn.inputs import InputModule, Inputs
 from anyformer.nn.linear import split_heads
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
@@ -58,12 +58,12 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
     x = seen[f"{side}.embed"]
     layout = model.read_sides(*inputs, **options)[side][1]
     if stack.embedder.scheme.embeds():
-        read = cast(AnyInput, model.source if side == "encoder" else model.target)
+        read = cast(InputModule, model.source if side == "encoder" else model.target)
         if (why := _why_mixed(attention, stack, read, layer)) is not None:
             raise ValueError(f"{name}: content and position cannot be separated {why}")
         position_part = stack.embed(x.new_zeros(*x.shape[:2], read.inner_width), layout)
-        if isinstance(read, TokenInput) and read.project is not None and not read.early:
-            position_part = F.linear(position_part, read.project.weight)
+        if (last := read.last_linear()) is not None:
+            position_part = F.linear(position_part, last.weight)
         bias_only = _project(attention, torch.zeros_like(x))
         content = _project(attention, x - position_part)
         position = [part - bias for part, bias in zip(_project(attention, position_part), bias_only, strict=True)]
@@ -79,10 +79,10 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
     return terms
 
 
-def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: AnyInput, layer: int) -> str | None:
+def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: InputModule, layer: int) -> str | None:
     """Return why content and position cannot be separated, or None if they can."""
     block = stack.blocks[stack.runs[layer]]
-    norms = [read.norm, cast(nn.Module, block.mixer).norm_in]
+    norms = [getattr(read, "norm", nn.Identity()), cast(nn.Module, block.mixer).norm_in]
     if isinstance(block, ParallelBlock):
         norms.append(block.norm_in)
     if layer:

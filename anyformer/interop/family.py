@@ -18,14 +18,12 @@ import torch
 from anyformer.config import (
     Attention,
     Block,
-    Classifier,
     ConfigError,
     Fault,
+    LabelHead,
     ModelConfig,
     Shape,
     Side,
-    TokenLabels,
-    label_count,
 )
 from anyformer.config.spec import did_you_mean
 from anyformer.interop.config_fields import Fields, shown
@@ -120,8 +118,8 @@ class Family(WeightNames):
             found["eos_token_id"] = [*([] if ids.eos is None else [ids.eos]), *ids.stops]
         if self.shape == "encoder-decoder":
             found |= {"is_encoder_decoder": True, "decoder_start_token_id": config.special.start}
-        if isinstance(config.head, (TokenLabels, Classifier)):
-            found["id2label"] = {str(i): f"LABEL_{i}" for i in range(label_count(config.head))}
+        if isinstance(config.head, LabelHead):
+            found["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.head.count)}
         fields = Fields(found, "config.json", lambda: self._names(config))
         back = self._config(fields, [name])
         if faults := [*differences(config, back, self.kind), *fields.faults()]:

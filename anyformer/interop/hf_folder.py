@@ -10,18 +10,16 @@ import torch
 from anyformer.config import (
     LM,
     Audio,
-    Classifier,
     ConfigError,
     Embedder,
     Fault,
+    LabelHead,
     ModelConfig,
     NoHead,
     Patches,
     Pictures,
     SpanBounds,
-    TokenLabels,
     Tokens,
-    label_count,
 )
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.tokenizer import TextTokenizer
@@ -145,7 +143,7 @@ def read_model(
         one, stored = sentence_transformers.with_layers(one, stored, sentence.layers, allow_pickle)
     model = weight_conversion.build(one, config, stored, folder)
     head = config.head
-    labels = fields.labels(label_count(head)) if isinstance(head, Classifier | TokenLabels) else ()
+    labels = fields.labels(head.count) if isinstance(head, LabelHead) else ()
     limits = (sentence.longest if sentence else None, *(stack.limit for stack in config.stacks.values()))
     longest = min((n for n in limits if n is not None), default=None) if sentence else None
     return PublicModel(model, one, labels, fields.multi_label, longest, sentence, folder)

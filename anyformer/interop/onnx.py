@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,13 @@ from anyformer.config import (
     Audio,
     ByteSpelling,
     ConfigError,
-    Embedder,
     Fault,
     Features,
     Input,
     ModelConfig,
-    NoHead,
     Patches,
     Recurrent,
     StateMixer,
-    TokenLabels,
     Tokens,
 )
 from anyformer.config.spec import visible
@@ -141,19 +138,12 @@ def _read(spec: Input, side: str = "") -> list[GraphInput]:
         case Features():
             return [GraphInput(side or "features", (*sizes, spec.size), 0), mask]
         case _:
-            assert_never(spec)
+            raise ConfigError([Fault(side or "source", f"= '{spec.kind}': ONNX export has no such input")])
 
 
 def _output(model: Transformer) -> str:
-    match model.config.head:
-        case NoHead():
-            return "hidden"
-        case Embedder():
-            return "embeddings"
-        case TokenLabels(crf=True):
-            return "potentials"
-        case _:
-            return "logits"
+    head = model.config.head
+    return {"none": "hidden", "embedder": "embeddings"}.get(head.output, "potentials" if head.joint else "logits")
 
 
 class Graph(nn.Module):

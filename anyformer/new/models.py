@@ -6,7 +6,7 @@ The sizes are those of the recipes that come with anyformer, which were tuned on
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anyformer.config import Attention, Embedder, ModelConfig
+from anyformer.config import Attention, ModelConfig
 from anyformer.new.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pieces, whole_words, words
 from anyformer.recipe import Lengths, Task
 
@@ -212,8 +212,8 @@ def model(facts: Facts) -> Sections:
 def head(facts: Facts) -> Line:
     """Return the head of a task."""
     pool = "mean"
-    if facts.first is not None and isinstance(facts.first[1].head, Embedder):
-        pool = facts.first[1].head.pool
+    if facts.first is not None and facts.first[1].head.output == "embedder":
+        pool = facts.first[1].head.pooling or pool
     drop = 0.1 if facts.first else 0.3
     match facts.task.kind:
         case "classify":

@@ -6,31 +6,14 @@ None if the input is not tokens.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
-from anyformer.config import (
-    LM,
-    Classifier,
-    Embedder,
-    Head,
-    HeadTransform,
-    MaskedLM,
-    MultiToken,
-    NoHead,
-    NoTransform,
-    Pool,
-    SpanBounds,
-    TokenLabels,
-    Tokens,
-    Transform,
-    factor,
-    label_count,
-)
+from anyformer.config import Embedder, Input, MultiToken, Pool
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
 from anyformer.kernels.matmul import linear
@@ -94,7 +77,7 @@ class VocabularyHead(nn.Module):
         self,
         transform: nn.Module,
         width: int,
-        tokens: Tokens,
+        read: Input,
         *,
         tied: bool,
         bias: bool,
@@ -105,9 +88,9 @@ class VocabularyHead(nn.Module):
         super().__init__()
         self.further = further
         self.transform, self.scale, self.cap = transform, scale, cap
-        self.pad, self.vocab = tokens.pad, tokens.rows
-        self.table = None if tied else nn.Parameter(torch.empty(tokens.rows, width))
-        self.bias = nn.Parameter(torch.empty(tokens.rows)) if bias else None
+        self.pad, self.vocab = read.padding, read.rows
+        self.table = None if tied else nn.Parameter(torch.empty(read.rows, width))
+        self.bias = nn.Parameter(torch.empty(read.rows)) if bias else None
         self.format: WeightFormat | None = None  # None: plain
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
@@ -241,7 +224,7 @@ class EmbeddingHead(PooledHead):
 
     def __init__(self, spec: Embedder, width: int):
         last = LearnedLength() if spec.learned_scale else UnitLength() if spec.normalize else nn.Identity()
-        super().__init__(spec.pool, build_transform(spec.transform, width, width), last)
+        super().__init__(spec.pool, spec.transform.build(width, width), last)
         widths = [width, *(layer.width for layer in spec.layers)]
         self.layers = nn.Sequential(
             *(
@@ -296,42 +279,3 @@ def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
         at = torch.where(is_real, index, t).amin(dim=1) if how == "first" else (is_real * index).amax(dim=1)
         pooled = x[torch.arange(b, device=x.device), at.clamp(max=t - 1)]
     return pooled.masked_fill(~is_real.any(dim=1, keepdim=True), 0)
-
-
-def build_transform(spec: HeadTransform, width: int, to: int) -> nn.Module:
-    """Return the module between the hidden states and the output table, from `width` to `to`."""
-    match spec:
-        case NoTransform():
-            return nn.Identity() if width == to else nn.Linear(width, to, bias=False)
-        case Transform():
-            return Dense(width, to, spec.activation.function(), spec.norm.build(to), spec.bias)
-        case _:
-            assert_never(spec)
-
-
-def build_head(spec: Head, width: int, tokens: Tokens | None, *, tied: bool) -> nn.Module:
-    """Return the module of a head; `tied`: its output table is that of the input."""
-    match spec:
-        case NoHead():
-            return HiddenHead()
-        case LM(bias=bias, cap=cap):
-            assert tokens is not None
-            e, scale = tokens.table_width(width), factor(spec.scale, width)
-            inner = build_transform(NoTransform(), width, e)
-            further = FurtherTokens(spec.multi_token, width) if spec.multi_token else None
-            return VocabularyHead(inner, e, tokens, tied=tied, bias=bias, scale=scale, cap=cap, further=further)
-        case MaskedLM(transform=transform, bias=bias):
-            assert tokens is not None
-            e = tokens.table_width(width)
-            return VocabularyHead(build_transform(transform, width, e), e, tokens, tied=tied, bias=bias)
-        case TokenLabels(dropout=dropout, crf=crf):
-            return TokenHead(build_transform(spec.transform, width, width), width, label_count(spec), dropout, crf)
-        case SpanBounds(dropout=dropout):
-            return SpanHead(build_transform(spec.transform, width, width), width, dropout)
-        case Classifier(dropout=dropout):
-            classify = nn.Sequential(Dropout(dropout), nn.Linear(width, label_count(spec), bias=spec.bias))
-            return PooledHead(spec.pool, build_transform(spec.transform, width, width), classify)
-        case Embedder():
-            return EmbeddingHead(spec, width)
-        case _:
-            assert_never(spec)

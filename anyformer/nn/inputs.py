@@ -1,11 +1,11 @@
 """Input layers: from token ids, features or images to vectors [b, t, d].
 
-Every layer has `measure`, which returns the batch size and length of an input or raises a clear error, `check`, which
-validates its values, and `forward`, in which the function `embed` adds positions.
+Every input is an `InputModule`: `measure` returns the batch size and length of an input or raises a clear error,
+`check` validates its values, and `forward`, in which the function `embed` adds positions, returns vectors.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,7 @@ from anyformer.config import (
     FactorisedTable,
     Fault,
     Features,
-    Input,
-    NoSpelling,
     Patches,
-    Spelling,
     Tokens,
     factor,
 )
@@ -65,36 +62,18 @@ class ByteWords(nn.Module):
         return self.linear(torch.where(is_byte.any(dim=-1, keepdim=True), x, 0))
 
 
-def build_spelling(spec: Spelling, width: int) -> ByteWords | None:
-    match spec:
-        case NoSpelling():
-            return None
-        case ByteSpelling():
-            return ByteWords(spec, width)
-        case _:
-            assert_never(spec)
+class InputModule(nn.Module):
+    """Base of inputs. This one reads token ids below `vocab`; `vectors` are those of the ids, before positions."""
 
+    table: nn.Embedding | None  # which the head, or the other side's input, may share
+    media: MediaEmbedding | None  # what it reads besides tokens
+    norm: nn.Module
+    dropout: nn.Module
 
-class TokenInput(nn.Module):
-    """Token embedding: lookup, scale, spelling, other modalities, positions, types, norm, dropout.
-
-    The table may belong to another module (weight tying), so it is an argument of `forward`.
-    """
-
-    def __init__(self, spec: Tokens, width: int, own_table: bool):
+    def __init__(self, inner_width: int, vocab: int = 0):
         super().__init__()
-        e, self.inner_width = spec.table_width(width), spec.inner_width(width)
-        self.vocab, self.pad = spec.rows, spec.pad
-        self.table = embedding(spec.rows, e, spec.pad) if own_table else None
-        self.types = embedding(spec.types, self.inner_width) if spec.types else None
-        table = spec.table if isinstance(spec.table, FactorisedTable) else None
-        self.project = nn.Linear(e, width, table.bias) if table else None
-        self.early = table is not None and table.project == "before_position"
-        self.spelling = build_spelling(spec.spelling, self.inner_width)
-        self.media = None if spec.media is None else MediaEmbedding(spec.media, self.inner_width)
-        self.norm = spec.norm.build(self.inner_width)
-        self.dropout = Dropout(spec.dropout)
-        self.scale = factor(spec.scale, width)
+        self.inner_width, self.vocab = inner_width, vocab
+        self.table = self.media = None
 
     def measure(self, ids: Tensor) -> tuple[int, int]:
         """[b, t]"""
@@ -104,6 +83,52 @@ class TokenInput(nn.Module):
             raise ValueError(f"ids must be integers [batch, length], got {ids.dtype} {list(ids.shape)}")
         _check_not_empty(ids, "ids")
         return ids.shape[0], ids.shape[1]
+
+    def check(self, inputs: Inputs) -> None:
+        """Check that ids are in range, and refuse what only some inputs read."""
+        if inputs.types is not None:
+            raise ValueError("this model has no token types: leave `types` out")
+        if inputs.spelled is not None:
+            raise ValueError("this model reads no words: leave `spelled` out")
+        if inputs.media is not None:
+            raise ValueError("`media` are for models that read tokens: leave it out")
+        if self.vocab:
+            _check_range(inputs.ids, self.vocab, "id", f"vocabulary of {self.vocab}")
+
+    def vectors(self, x: Tensor) -> Tensor:
+        """Return the vectors [b, t, d] of what the model reads, before positions."""
+        raise NotImplementedError
+
+    def forward(
+        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
+    ) -> Tensor:
+        """Return the vectors [b, t, d] that the first block reads; `table` is the one that two inputs may share."""
+        return embed(self.vectors(inputs.ids))
+
+    def last_linear(self) -> nn.Linear | None:
+        """Return the linear layer after positions and norm, if there is one."""
+        return None
+
+
+class TokenInput(InputModule):
+    """Token embedding: lookup, scale, spelling, other modalities, positions, types, norm, dropout.
+
+    The table may belong to another module (weight tying), so it is an argument of `forward`.
+    """
+
+    def __init__(self, spec: Tokens, width: int, own_table: bool):
+        super().__init__(spec.inner_width(width), spec.rows)
+        e, self.pad = spec.table_width(width), spec.pad
+        self.table = embedding(spec.rows, e, spec.pad) if own_table else None
+        self.types = embedding(spec.types, self.inner_width) if spec.types else None
+        table = spec.table if isinstance(spec.table, FactorisedTable) else None
+        self.project = nn.Linear(e, width, table.bias) if table else None
+        self.early = table is not None and table.project == "before_position"
+        self.spelling = spec.spelling.build(self.inner_width)
+        self.media = None if spec.media is None else MediaEmbedding(spec.media, self.inner_width)
+        self.norm = spec.norm.build(self.inner_width)
+        self.dropout = Dropout(spec.dropout)
+        self.scale = factor(spec.scale, width)
 
     def check(self, inputs: Inputs) -> None:
         """Check that ids, types and bytes are in range, and that the model has all these inputs."""
@@ -151,19 +176,23 @@ class TokenInput(nn.Module):
             # all of the first type: the gradient is then a sum, where a lookup would scatter row by row
             x = x + (self.types.weight[0] if inputs.types is None else self.types(inputs.types))
         x = self.dropout(normed(self.norm, x, layout, aux))
-        return x if self.project is None or self.early else self.project(x)
+        last = self.last_linear()
+        return x if last is None else last(x)
+
+    def last_linear(self) -> nn.Linear | None:
+        return None if self.early else self.project
 
     def look_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """Return the rows of the table, [b, t, e]."""
         return F.embedding(ids, table, padding_idx=self.pad)
 
 
-class FeatureInput(nn.Module):
+class FeatureInput(InputModule):
     """Feature vectors [b, t, size]: projection, positions, norm, dropout."""
 
     def __init__(self, spec: Features | Patches, width: int):
-        super().__init__()
-        self.inner_width, self.size = width, spec.size
+        super().__init__(width)
+        self.size = spec.size
         self.project = nn.Linear(spec.size, width, spec.bias)
         self.norm, self.dropout = spec.norm.build(width), Dropout(spec.dropout)
 
@@ -176,19 +205,9 @@ class FeatureInput(nn.Module):
         """[b, t, size] to [b, t, d], before positions."""
         return self.project(x.to(self.project.weight.dtype))
 
-    def check(self, inputs: Inputs) -> None:
-        """Refuse what only token inputs read."""
-        if inputs.types is not None:
-            raise ValueError("this model has no token types: leave `types` out")
-        if inputs.spelled is not None:
-            raise ValueError("this model reads no words: leave `spelled` out")
-        if inputs.media is not None:
-            raise ValueError("`media` are for models that read tokens: leave it out")
-
     def forward(
         self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
     ) -> Tensor:
-        """Features or images to [b, t, d]; `table` is unused."""
         return self.dropout(normed(self.norm, embed(self.vectors(inputs.ids)), layout, aux))
 
 
@@ -220,8 +239,8 @@ class AudioInput(FeatureInput):
     """Log-mel frames [b, frames, mels]: convolutions, positions, norm, dropout."""
 
     def __init__(self, spec: Audio, width: int):
-        nn.Module.__init__(self)
-        self.spec, self.inner_width, self.size = spec, width, spec.mels
+        InputModule.__init__(self, width)
+        self.spec, self.size = spec, spec.mels
         self.sound = SoundEmbedding(spec, width)
         self.norm, self.dropout = spec.norm.build(width), Dropout(spec.dropout)
 
@@ -232,23 +251,6 @@ class AudioInput(FeatureInput):
     def vectors(self, x: Tensor) -> Tensor:
         vectors: Tensor = self.sound(x)
         return vectors
-
-
-AnyInput = TokenInput | FeatureInput
-
-
-def build_input(spec: Input, width: int, *, own_table: bool = True) -> AnyInput:
-    match spec:
-        case Tokens():
-            return TokenInput(spec, width, own_table)
-        case Patches():
-            return PatchInput(spec, width)
-        case Features():
-            return FeatureInput(spec, width)
-        case Audio():
-            return AudioInput(spec, width)
-        case _:
-            assert_never(spec)
 
 
 def _check_numbers(x: Tensor, name: str, sizes: tuple[int | None, ...], shape: str) -> None:

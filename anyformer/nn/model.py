@@ -1,6 +1,6 @@
 """The Transformer: one class for encoder-decoders, encoders and decoders."""
 
-from typing import Self, Unpack, overload
+from typing import Self, Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,16 @@ from anyformer.attention.layout import Layout, check_values, make_layout
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import MemoryUpdate, Past
-from anyformer.config import ModelConfig, Side, Tokens, encoder_init_layers, tower_config
+from anyformer.config import Input, ModelConfig, Side, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
 from anyformer.config.cost import Sizes
 from anyformer.kernels.runtime import Runtime
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
 from anyformer.nn.context import PassOptions, StateSink, Tap
-from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead, build_head
+from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead
 from anyformer.nn.init import allocate, initialise
-from anyformer.nn.inputs import AnyInput, Inputs, TokenInput, build_input
+from anyformer.nn.inputs import InputModule, Inputs
 from anyformer.nn.linear import adapt
 from anyformer.nn.model_inputs import OWN, SIDED, SideOptions, StackOptions, check_options, options_of, read_inputs
 from anyformer.nn.recurrent import last_states
@@ -56,21 +56,22 @@ class Transformer(nn.Module):
             self.materialise(device)
 
     def _build(self, config: ModelConfig) -> None:
-        tied_inputs, tied_output = config.tie in ("inputs", "all"), config.tie in ("output", "all")
-        self.source = build_input(config.source, config.width) if config.source else None
-        self.target = build_input(config.target, config.width, own_table=not tied_inputs) if config.target else None
+        self.source = self._input(config.source)
+        self.target = self._input(config.target, own_table=not config.ties_inputs)
         self.encoder = self._stack("encoder", self.source)
         self.decoder = self._stack("decoder", self.target)
         # by decoder layer: the width of its initial state, which comes with the encoder's output
         self.encoder_init_widths = {i: mixer.state(config.width) for i, mixer in encoder_init_layers(config).items()}
-        tokens = config.last_input if isinstance(config.last_input, Tokens) else None
-        self.head = build_head(config.head, config.width, tokens, tied=tied_output)
+        self.head = config.head.build(config.width, config.last_input, config.ties_output)
         tower = tower_config(config)
         self.image_tower = None if tower is None else Transformer(tower)
         if config.adapter:
             adapt(self, config.adapter, adapted(config.adapter, config.stacks, config.width))
 
-    def _stack(self, side: Side, read: AnyInput | None) -> BlockStack | None:
+    def _input(self, spec: Input | None, own_table: bool = True) -> InputModule | None:
+        return None if spec is None else cast(InputModule, spec.build(self.config.width, own_table))
+
+    def _stack(self, side: Side, read: InputModule | None) -> BlockStack | None:
         spec = self.config.stacks.get(side)
         return BlockStack(spec, self.config.width, side, read.inner_width) if spec and read else None
 
@@ -364,7 +365,7 @@ class Transformer(nn.Module):
             initial = dict(zip(self.encoder_init_widths, parts, strict=True))
         return Encoded(encoder_out, source_layout, initial)
 
-    def _side(self, side: Side) -> tuple[AnyInput, BlockStack]:
+    def _side(self, side: Side) -> tuple[InputModule, BlockStack]:
         module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)
         assert module is not None
         assert stack is not None
@@ -376,14 +377,10 @@ class Transformer(nn.Module):
         x = module(inputs, self.table(module), lambda x: stack.embed(x, layout), layout, options.aux)
         return x if options.taps is None else options.taps("embed", x)
 
-    def table(self, module: AnyInput | None) -> Tensor | None:
-        """Return the embedding table of an input, its own or the one it shares; None for one that reads no tokens."""
-        if not isinstance(module, TokenInput):
-            return None
-        shared = self.source if module.table is None else module
-        assert isinstance(shared, TokenInput)
-        assert shared.table is not None
-        return shared.table.weight
+    def table(self, module: InputModule | None) -> Tensor | None:
+        """Return the embedding table of an input, its own or the one it shares; None where there is none."""
+        shared = self.source if module is None or module.table is None else module
+        return None if shared is None or shared.table is None else shared.table.weight
 
 
 def _without_media(

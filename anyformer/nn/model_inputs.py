@@ -14,7 +14,7 @@ from anyformer.cache.paged import AnyCache
 from anyformer.cache.segment_memory import Past
 from anyformer.config.spec import did_you_mean
 from anyformer.media_batch import MediaBatch
-from anyformer.nn.inputs import AnyInput, Inputs, TokenInput
+from anyformer.nn.inputs import InputModule, Inputs
 from anyformer.nn.stack import BlockStack
 
 
@@ -79,7 +79,7 @@ def options_of(side: str, options: SideOptions) -> StackOptions:
 
 
 def read_inputs(
-    module: AnyInput,
+    module: InputModule,
     stack: BlockStack,
     given: Tensor | Inputs,
     options: StackOptions,
@@ -90,7 +90,7 @@ def read_inputs(
     The layout has coordinates only if a position scheme of the stack reads them.
     """
     inputs, layout = _read(module, given, options, before)
-    if inputs.media is None or not isinstance(module, TokenInput) or module.media is None:
+    if inputs.media is None or module.media is None:
         return inputs, layout
     module.media.check(inputs.media, tuple(inputs.ids.shape))
     if not stack.reads_coordinates:
@@ -99,7 +99,7 @@ def read_inputs(
 
 
 def _read(
-    module: AnyInput, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None
+    module: InputModule, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None
 ) -> tuple[Inputs, Layout]:
     if isinstance(given, Inputs):
         if any(value is not None for value in options.values()):

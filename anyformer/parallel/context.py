@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from anyformer.attention.layout import Layout
+from anyformer.config import Head
 from anyformer.conventions import IGNORE, PADDING, PLAIN
 from anyformer.data.batch import Batch
 from anyformer.media_batch import MediaBatch
-from anyformer.nn.heads import PooledHead, TokenHead
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
@@ -55,9 +55,9 @@ class ContextGroup:
         missing = -batch.ids.shape[1] % (2 * self.size)
         wider = _pad(batch, ("ids", "types", "marks", "spelled"), "segments", missing)
         labels = batch.labels
-        if not isinstance(model.head, PooledHead):
+        if not model.config.head.per_row:
             labels = F.pad(labels, (0, missing), value=IGNORE)
-        if not _has_row_loss(model.head):
+        if not _has_row_loss(model.config.head):
             labels = self.own(labels, 1)
         elif self.rank:
             labels = torch.full_like(labels, IGNORE)
@@ -131,9 +131,9 @@ class ContextGroup:
         return self.gather(saved.x, saved.dim) if isinstance(saved, OwnPart) else saved
 
 
-def _has_row_loss(head: nn.Module) -> bool:
+def _has_row_loss(head: Head) -> bool:
     """Return whether the loss is of whole rows: one label per row, or a CRF."""
-    return isinstance(head, PooledHead) or (isinstance(head, TokenHead) and head.transitions is not None)
+    return head.per_row or head.joint
 
 
 class ProcessRows:

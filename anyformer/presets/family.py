@@ -10,7 +10,6 @@ from anyformer.config import (
     Gelu,
     Head,
     InvSqrtWidth,
-    MaskedLM,
     Projected,
     Special,
     Tanh,
@@ -33,7 +32,7 @@ def biased(heads: int, kv_heads: int | None, key_width: int | None, dropout: flo
 
 def tied(head: Head) -> Literal["output", "none"]:
     """Tied, where the head has a vocabulary."""
-    return "output" if isinstance(head, (LM, MaskedLM)) else "none"
+    return "output" if head.predicts_tokens else "none"
 
 
 def given(value: T | None, rule: T) -> T:

@@ -2,22 +2,13 @@
 
 from collections.abc import Iterator
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    Experts,
-    Fault,
-    ModelConfig,
-    Network,
-    Tokens,
-)
+from anyformer.config import Attention, Block, Experts, Fault, IdInput, ModelConfig, Network
 
 
 def context_faults(model: ModelConfig) -> Iterator[str]:
     """Yield the parts of a model that need whole rows, each with the reason."""
-    for name, source in (("source", model.source), ("target", model.target)):
-        if source is not None and not isinstance(source, Tokens):
+    for name, source in model.inputs.items():
+        if not isinstance(source, IdInput):
             yield f"model.{name} = '{source.kind}' is read as a whole"
     for side, stack in model.stacks.items():
         for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
@@ -28,7 +19,7 @@ def context_faults(model: ModelConfig) -> Iterator[str]:
             yield f"model.{side}.memory = {stack.memory} stores whole rows"
         if stack.pooling:
             yield f"model.{side}.pooling pools tokens that different processes hold"
-    if isinstance(model.head, LM) and model.head.multi_token:
+    if model.head.further:
         yield "model.head.multi_token predicts tokens that other processes hold"
 
 
@@ -38,11 +29,11 @@ def tensor_faults(config: ModelConfig, size: int) -> Iterator[Fault]:
         for field, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
             for i, block in enumerate(blocks):
                 yield from (fault.under(f"{side}.{field}.{i}") for fault in _block_faults(block, config.width, size))
-    if isinstance(config.head, LM) and config.head.multi_token:
+    if config.head.further:
         what = f"is computed by one process: leave it out, or set parallel.tensor = 1, not {size}"
         yield Fault("head.multi_token", what)
-    for name, tokens in (("source", config.source), ("target", config.target)):
-        if isinstance(tokens, Tokens) and tokens.rows % size:
+    for name, tokens in config.inputs.items():
+        if tokens.rows % size:
             fix = f"set it to {-(-tokens.rows // size) * size}, and the last rows are unused"
             yield Fault(f"{name}.vocab", f"= {tokens.rows}: {_must_divide(size)}; {fix}")
 

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from anyformer.config import LM, ConfigError, Fault, ModelConfig, Spec, TokenLabels, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig, Spec
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
@@ -90,7 +90,7 @@ def _unfit_batches(recipe: Recipe) -> str:
             return f"the task {recipe.task.kind} has one output per row: use 'padded'"
         case Tag() if kind not in ("padded", "packed"):
             return "the task tag reads sentences: use 'padded' or 'packed'"
-        case Tag() if kind == "packed" and isinstance(head, TokenLabels) and head.crf:
+        case Tag() if kind == "packed" and head.joint:
             return "a CRF reads one sentence per row: use 'padded', or model.head.crf = false"
         case Preferences() if kind != "padded":
             return "the task dpo compares two rows of a batch: use 'padded'"
@@ -121,7 +121,7 @@ def _data_faults(recipe: Recipe) -> Iterator[Fault]:
         yield from (f.under(key) for f in source_faults(source, task.kind, columns(task)))
         if isinstance(task, Mixture) and isinstance(source, MixedSources):
             yield from (f.under(f"{key}.parts") for f in _mixture_faults(task, source, complete=name == "train"))
-    media = [tokens.media for tokens in (recipe.model.source, recipe.model.target) if isinstance(tokens, Tokens)]
+    media = [read.stream for read in recipe.model.inputs.values()]
     for kind in ("image", "audio"):
         if getattr(data.augment, kind, None) is not None and not any(getattr(one, kind, None) for one in media):
             yield Fault(f"data.augment.{kind}", f"the model reads no {kind}: set `media` of its input")
@@ -145,7 +145,7 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
     model, tokenizer = recipe.model, recipe.tokenizer
     if recipe.source_tokenizer and model.shape != "encoder-decoder":
         yield Fault("source_tokenizer", "only an encoder-decoder has a vocabulary for the source: leave it out")
-    if recipe.source_tokenizer and model.tie in ("inputs", "all"):
+    if recipe.source_tokenizer and model.ties_inputs:
         yield Fault("model.tie", f"= '{model.tie}': two tokenizers have two vocabularies, which cannot share a table")
     if isinstance(tokenizer, RunTokenizer) and recipe.train.init_from is None and recipe.train.teacher is None:
         yield Fault("tokenizer", "= 'run': set train.init_from to the run that has the tokenizer")
@@ -165,7 +165,7 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.own_tokens", f"is for the tasks seq2seq and mixture, and this is {task.kind}")
     if train.label_smoothing and not _can_smooth_labels(recipe):
         what = "needs one correct label among several, as in classify without a separator"
-        if isinstance(head, TokenLabels):
+        if head.joint:
             what = "a CRF has no loss per word; set it to 0, or model.head.crf = false"
         yield Fault("train.label_smoothing", f"= {train.label_smoothing}: {what}")
     if train.teacher and (why := _without_distribution(recipe)):
@@ -197,11 +197,11 @@ def _answer_faults(recipe: Recipe, task: Preferences | Rewards) -> Iterator[Faul
         yield Fault("train.init_from", f"is required: {name} compares the model with the run that it starts from")
     if task.prefix:
         yield Fault("task.prefix", f"= true: {name} reads sources in one direction only: leave it out")
-    if isinstance(model.head, LM) and model.head.multi_token:
+    if model.head.further:
         yield Fault("model.head.multi_token", f"{name} has no loss for further tokens: leave it out")
     if not isinstance(task, Rewards):
         return
-    if isinstance(model.target, Tokens) and model.target.media is not None:
+    if model.target and model.target.stream:
         yield Fault("model.target.media", "the task grpo samples answers to texts only: leave it out")
     if task.updates > 1 and (where := _first_dropout(model.model_dump(), "model")):
         what = f"= {task.updates}: the ratio to the model that sampled an answer must not depend on dropout"
@@ -262,9 +262,9 @@ def _without_distribution(recipe: Recipe) -> str:
             return f"the task {recipe.task.kind} has none"
         case Classify(separator=str()):
             return "with task.separator each label is decided separately"
-    if isinstance(head, TokenLabels) and head.crf:
+    if head.joint:
         return "a CRF has none per word; set model.head.crf = false"
-    if isinstance(head, LM) and head.multi_token:
+    if head.further:
         return "a teacher has none for the further tokens of model.head.multi_token; leave it out"
     return ""
 
@@ -277,4 +277,4 @@ def _can_smooth_labels(recipe: Recipe) -> bool:
         case Classify(separator=separator):
             return separator is None
         case _:
-            return not (isinstance(recipe.model.head, TokenLabels) and recipe.model.head.crf)
+            return not recipe.model.head.joint

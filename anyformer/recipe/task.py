@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import Field, model_validator
 
-from anyformer.config import Classifier, ConfigError, Embedder, Fault, ModelConfig, Pictures, Shape, Spec, Tokens
+from anyformer.config import ConfigError, Fault, LabelHead, ModelConfig, Pictures, Shape, Spec
 from anyformer.config.spec import BY_KIND, Count, Flag, Fraction, Positive, Size
 from anyformer.recipe.bins import Bins
 from anyformer.recipe.imported_task import Encoder, Transcribe
@@ -310,27 +310,23 @@ def model_shapes(task: AnyTask) -> tuple[Shape, ...]:
 def model_faults(task: Task, model: ModelConfig) -> Iterator[Fault]:
     """Yield what makes a model unfit for a task: its head, its shape, its inputs."""
     head, shapes = head_kind(task), model_shapes(task)
-    if model.head.kind != head:
+    if model.head.output != head:
         name = f"{task.kind} with apart = true" if isinstance(task, Regress) and task.apart else task.kind
         yield Fault("model.head", f"= '{model.head.kind}': the task {name} needs '{head}'")
-    elif isinstance(task, Regress) and isinstance(model.head, Classifier) and model.head.labels != 1:
+    elif isinstance(task, Regress) and isinstance(model.head, LabelHead) and model.head.labels != 1:
         yield Fault("model.head.labels", f"= {model.head.labels}: the task regress predicts one number: set it to 1")
-    elif (
-        isinstance(task, Embed)
-        and isinstance(model.head, Embedder)
-        and (task.temperature == "learned") != model.head.learned_scale
-    ):
-        what = f"= {str(model.head.learned_scale).lower()}: task.temperature = {task.temperature!r}"
+    elif isinstance(task, Embed) and (task.temperature == "learned") != model.head.learns_length:
+        what = f"= {str(model.head.learns_length).lower()}: task.temperature = {task.temperature!r}"
         yield Fault("model.head.learned_scale", f"{what}; a learned temperature needs both")
     if model.shape not in shapes:
         needed = " or ".join(f"'{shape}'" for shape in shapes)
         yield Fault("model", f"has the shape '{model.shape}': the task {task.kind} needs {needed}")
     elif isinstance(task, Seq2Seq) and task.prefix and model.shape == "encoder-decoder":
         yield Fault("task.prefix", "= true: is for decoder-only models; an encoder sees the whole source anyway")
-    for side, inputs in (("source", model.source), ("target", model.target)):
-        if not isinstance(task, Tag) and isinstance(inputs, Tokens) and inputs.spelling.kind != "none":
+    for side, inputs in model.inputs.items():
+        if not isinstance(task, Tag) and inputs.spelled_bytes is not None:
             what = f"the task {task.kind} reads texts; only the task tag reads single words"
-            yield Fault(f"model.{side}.spelling", f"= '{inputs.spelling.kind}': {what}")
+            yield Fault(f"model.{side}.spelling", f"= 'bytes': {what}")
 
 
 class TaskFile(Spec):

@@ -17,19 +17,15 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from anyformer.config import (
-    LM,
     Attention,
     Block,
     Fault,
-    FullTable,
     ModelConfig,
     NoCompression,
     Normal,
     Spec,
-    SqrtWidth,
     Stack,
     Times,
-    Tokens,
     Xavier,
     factor,
 )
@@ -64,15 +60,12 @@ def scaled_model(model: ModelConfig, scale: WidthScale) -> ModelConfig:
     """Return a model with the factors of scores, logits and embeddings of a scale."""
     if not isinstance(scale, MuP):
         return model
-    changes: dict[str, object] = {}
-    for name in ("source", "target"):
-        if isinstance(tokens := getattr(model, name), Tokens) and isinstance(tokens.scale, SqrtWidth):
-            changes[name] = tokens.model_copy(update={"scale": Times(value=factor(tokens.scale, scale.base_width))})
+    changes: dict[str, object] = {
+        "head": model.head.for_width(scale.base_width, scale.ratio(model.width)) or model.head,
+        **{name: read.for_width(scale.base_width) or read for name, read in model.inputs.items()},
+    }
     for side, stack in model.stacks.items():
         changes[side] = _scaled_stack(stack, model.width, scale)
-    if isinstance(head := model.head, LM):
-        value = factor(head.scale, scale.base_width) * scale.ratio(model.width)
-        changes["head"] = head.model_copy(update={"scale": Times(value=value)})
     return model.model_copy(update=changes)
 
 
@@ -104,11 +97,10 @@ def scale_faults(model: ModelConfig, scale: WidthScale, optimizer: Optimizer, in
         yield Fault(at, f"{why}: has no learning rates for '{optimizer.kind}'; use {instead}")
     if not isinstance(model.init, Normal | Xavier):
         yield Fault("model.init", f"= '{model.init.kind}': train.scale = 'mup' needs 'normal' or 'xavier'")
-    if not isinstance(model.head, LM):
+    if model.head.for_width(1, 1) is None:
         yield Fault("model.head", f"= '{model.head.kind}': train.scale = 'mup' has rules for 'lm' only")
-    for name in ("source", "target"):
-        one = getattr(model, name)
-        if one is not None and not (isinstance(one, Tokens) and isinstance(one.table, FullTable) and one.media is None):
+    for name, read in model.inputs.items():
+        if read.for_width(1) is None:
             yield Fault(f"model.{name}", "train.scale = 'mup' has rules for tokens with a full table only")
     for side, stack in model.stacks.items():
         for field, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):

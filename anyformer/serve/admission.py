@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from anyformer.config import LM, Tokens
+from anyformer.config import IdInput
 from anyformer.decoding.check import parse_ids
 from anyformer.decoding.constraints.constraint import check_fit
 from anyformer.decoding.request import Request, check_request
@@ -34,7 +34,7 @@ def longest_text(model: Transformer, limits: Limits) -> int | None:
 
 def check_generation(info: Model, model: Transformer, limits: Limits, generation: Generation) -> None:
     """Raise the error of a request that this model cannot answer."""
-    if not isinstance(model.config.head, LM) or model.decoder is None:
+    if not model.config.generates:
         raise Unsupported(
             f"{info.name}: this model does not generate text; it can {', '.join(info.kinds) or 'nothing'}"
         )
@@ -77,7 +77,7 @@ def _request(generation: Generation, ids: Tensor) -> Request:
 
 def _check_ids(info: Model, model: Transformer, generation: Generation) -> None:
     tokens = model.config.source or model.config.target
-    if not isinstance(tokens, Tokens):
+    if not isinstance(tokens, IdInput):
         raise Unsupported(f"{info.name}: its encoder does not read tokens")
     if not generation.ids:
         raise Unsupported("the prompt is empty: give it at least one token, such as the start of a text")

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.config import Classifier, Embedder, MaskedLM, NoHead, TokenLabels
 from anyformer.data.batch import Example
 from anyformer.run import Run
 from anyformer.serve.request import EncodeKind, Failed, Unsupported
@@ -43,14 +42,14 @@ def encode_kinds(run: Run) -> tuple[EncodeKind, ...]:
         case MaskedLanguageModelling():
             return ("fill_mask",)
         case Encoding():
-            match run.config.head:
-                case Embedder() | NoHead():
+            match run.config.head.output:
+                case "embedder" | "none":
                     return ("embed",)
-                case Classifier():
+                case "classifier":
                     return ("classify",)
-                case TokenLabels(crf=False):
+                case "token_labels" if not run.config.head.joint:
                     return ("tag",)
-                case MaskedLM():
+                case "masked_lm":
                     return ("fill_mask",)
     return ()
 
@@ -76,7 +75,7 @@ class EncodeServer:
 
     def __init__(self, run: Run, tokens: int, stats: Stats):
         self.run, self.stats = run, stats
-        vocab = run.config.last_input.rows if isinstance(run.config.head, MaskedLM) else 0  # type: ignore[union-attr]
+        vocab = run.config.vocab if run.config.head.output == "masked_lm" else 0
         self.tokens = min(tokens, max(1, MAX_LOGITS // vocab)) if vocab else tokens
         self._jobs: deque[TextJob] = deque()
         self._scoring: deque[Scoring] = deque()
@@ -136,7 +135,7 @@ class EncodeServer:
 
     def _take(self, job: TextJob, i: int, output: Tensor) -> None:
         length = len(job.examples[i].ids)
-        whole = isinstance(self.run.config.head, Classifier | Embedder) or output.shape[0] < length
+        whole = self.run.config.head.per_row or output.shape[0] < length
         output = output if whole else output[:length]
         if not np.isfinite(output.numpy()).all():  # of one row: torch takes ten times as long
             _set(job.future, Failed(f"text {i + 1}: the model's output is not finite"))
@@ -173,7 +172,7 @@ class EncodeServer:
         task: Any = self.run.task
         match kind:
             case "embed":
-                pools = isinstance(self.run.config.head, NoHead)
+                pools = self.run.config.head.output == "none"
                 return lambda output: (output.mean(dim=0) if pools else output).numpy()
             case "classify":
                 return self._labels

@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
-from anyformer.config import LM, Tokens
 from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
@@ -329,9 +328,8 @@ def _is_marked(run: Run | Transformer) -> bool:
 def _describe(name: str, run: Run | Transformer, adapters: tuple[str, ...], limits: Limits) -> Model:
     model, own = _model(run), run if isinstance(run, Run) else None
     length, source = longest_text(model, limits), limits_of(model)[1]
-    writes = isinstance(model.config.head, LM) and model.decoder is not None
-    target = model.config.target
-    vocabulary = target.rows if writes and isinstance(target, Tokens) else None
+    writes = model.config.generates
+    vocabulary = model.config.vocab if writes else None
     tokenizer = None if own is None else own.tokenizer
     kinds: tuple[str, ...] = ("generate", "search") if writes else ()
     if own is not None:

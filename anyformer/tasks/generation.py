@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.padding import pad_rows
-from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.conventions import SEEN
 from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
@@ -383,9 +383,7 @@ def _draft_model(task: Writer, draft: DraftRun) -> Transformer:
 
 
 def _vocab(model: Transformer) -> int:
-    target = model.config.target
-    assert isinstance(target, Tokens)
-    return target.rows
+    return model.config.vocab
 
 
 def _seeds(seed: int | Sequence[int] | Tensor | None, texts: int) -> Tensor | None:

@@ -10,18 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import (
-    Classifier,
-    ConfigError,
-    Embedder,
-    Fault,
-    MaskedLM,
-    ModelConfig,
-    NoHead,
-    Patches,
-    TokenLabels,
-    Tokens,
-)
+from anyformer.config import ConfigError, Fault, IdInput, ModelConfig
 from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
@@ -58,11 +47,11 @@ class Encoding(PredictOnly):
         answer = self.formatter(model.config)
         if prompt_name is not None:
             self.spec.prompt_text(prompt_name)  # raises if there is no such prompt
-        if isinstance(model.config.last_input, Patches) and self.spec.pictures is not None:
+        if self.reads_pictures(model.config):
             return [answer(output, []) for output in self._read_pictures(model, texts, progress)]
-        if not isinstance(model.config.last_input, Tokens):
+        if not isinstance(model.config.last_input, IdInput):
             what = f"the model reads {model.config.last_input.kind}, not texts: call it in Python, run.model(images)"
-            if isinstance(model.config.last_input, Patches):
+            if model.config.last_input.picture is not None:
                 what += ", or import it again with its preprocessor_config.json, to predict from picture files"
             raise ConfigError([Fault("source", what)])
         examples, out = list(self.examples(texts, model.config, prompt_name).values()), [""] * len(texts)
@@ -71,19 +60,23 @@ class Encoding(PredictOnly):
             out[i] = answer(output if output.dim() == 1 else output[: len(row)], row)
         return out
 
+    def reads_pictures(self, config: ModelConfig) -> bool:
+        """Return whether texts are paths of pictures."""
+        return self.spec.pictures is not None and config.last_input.picture is not None
+
     def examples(self, texts: Sequence[str], config: ModelConfig, prompt_name: str | None = None) -> dict[int, Example]:
         """Return the examples of texts, by their numbers, each after the prompt of that name."""
         prompt = self.spec.prompt_text(prompt_name)
-        rows = [self._row(prompt + text, masked=isinstance(config.head, MaskedLM)) for text in texts]
+        rows = [self._row(prompt + text, masked=config.head.output == "masked_lm") for text in texts]
         check_lengths(list(map(len, rows)), config, "encoder" if config.encoder else "decoder")
         return {i: for_shape(Example(row, row), config) for i, row in enumerate(rows)}
 
     def _read_pictures(self, model: Transformer, names: Sequence[str], progress: Progress | None) -> Iterator[Tensor]:
         """Yield the output of the head for each picture file."""
-        media, patches = self.tokenizer.media, model.config.last_input
+        media, length = self.tokenizer.media, model.config.last_input.length
         assert media is not None
-        assert isinstance(patches, Patches)
-        images, size = media.images(names), max(1, MAX_INFERENCE_TOKENS // patches.length)
+        assert length is not None
+        images, size = media.images(names), max(1, MAX_INFERENCE_TOKENS // length)
         for batch in images.split(size):
             with torch.no_grad():
                 yield from model(batch.to(next(model.parameters()).device)).float().cpu()
@@ -109,20 +102,20 @@ class Encoding(PredictOnly):
 
     def formatter(self, config: ModelConfig) -> Answer:
         """Return a function that writes the output of the head for a row as a prediction."""
-        match config.head:
-            case Embedder():
+        match config.head.output:
+            case "embedder":
                 return lambda vector, row: as_json(vector)
-            case NoHead():
+            case "none":
                 return lambda hidden, row: as_json(hidden.mean(dim=0))
-            case Classifier() if self.spec.multi_label:
+            case "classifier" if self.spec.multi_label:
                 return lambda logits, row: self._positive_labels(logits)
-            case Classifier():
+            case "classifier":
                 return lambda logits, row: self.spec.labels[int(logits.argmax())]
-            case TokenLabels(crf=False):
+            case "token_labels" if not config.head.joint:
                 return lambda logits, row: " ".join(
                     self.spec.labels[i] for i in self.text_only(logits).argmax(-1).tolist()
                 )
-            case MaskedLM():
+            case "masked_lm":
                 return self._filled
             case _:
                 raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
@@ -135,7 +135,7 @@ class SequenceLevelTask(ABC):
         if self.apart and pair is not None:
             return Example(self.frame.row(text), label, pair=self.frame.row(pair))
         inputs = config.last_input
-        has_types = pair is not None and isinstance(inputs, Tokens) and inputs.types > self.frame.second
+        has_types = pair is not None and inputs.token_types > self.frame.second
         types = self.frame.types(text, pair or []) if has_types else None
         return Example(self.frame.row(text, pair), label, types=types)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.config import ConfigError, Fault, ModelConfig, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader
 from anyformer.data.readers import Rows
@@ -108,7 +108,7 @@ class SpanAnswering:
         """Return the row of a window, with the indices of the first and last token of its answer."""
         text = [token.id for token in one.tokens[window.first : window.first + window.size]]
         inputs = config.last_input
-        has_types = isinstance(inputs, Tokens) and inputs.types > self.frame.second
+        has_types = inputs.token_types > self.frame.second
         types = self.frame.types(one.question, text) if has_types else None
         labels = self._bounds(one, window)
         return for_shape(Example(self.frame.row(one.question, text), labels, types=types), config)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.config import ByteSpelling, ConfigError, Fault, ModelConfig, Tokens
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import MAX_WORD, did_you_mean, shorten
 from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, Example
@@ -94,12 +94,12 @@ class Tagging:
         row = self.frame.row([id for word in ids for id in word])
         before, after = ([IGNORE] * len(frame) for frame in (self.frame.before, self.frame.after))
         inside = [n for word, number in zip(ids, numbers, strict=True) for n in (number, *[IGNORE] * (len(word) - 1))]
-        inputs, spelled = config.last_input, None
-        if isinstance(inputs, Tokens) and isinstance(inputs.spelling, ByteSpelling):
-            spelled = np.zeros((len(row), inputs.spelling.longest), dtype=np.uint16)
+        longest, spelled = config.last_input.spelled_bytes, None
+        if longest is not None:
+            spelled = np.zeros((len(row), longest), dtype=np.uint16)
             at = len(before)
             for word, word_ids in zip(words, ids, strict=True):
-                spelling = spell(word, inputs.spelling.longest)
+                spelling = spell(word, longest)
                 spelled[at : at + len(word_ids), : len(spelling)] = spelling
                 at += len(word_ids)
         return Example(row, [*before, *inside, *after], spelled=spelled)

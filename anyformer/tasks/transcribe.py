@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.config import Audio, ConfigError, Fault, ModelConfig
+from anyformer.config import ConfigError, Fault, ModelConfig, Spectrogram
 from anyformer.config.spec import visible
 from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import BadFile, read_sound
@@ -80,10 +80,10 @@ class Opening:
         return ban(logits, self.banned[step])
 
 
-def _audio(config: ModelConfig) -> Audio:
-    if not isinstance(config.source, Audio):
+def _audio(config: ModelConfig) -> Spectrogram:
+    if config.source is None or config.source.sound is None:
         raise ConfigError([Fault("source", f"= '{getattr(config.source, 'kind', None)}': transcribing needs 'audio'")])
-    return config.source
+    return config.source.sound
 
 
 def _budget(config: ModelConfig, given: int | None) -> int:

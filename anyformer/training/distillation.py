@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.config import ConfigError, Fault, Input, ModelConfig, TokenLabels, Tokens
+from anyformer.config import ConfigError, Fault, IdInput, Input, ModelConfig
 from anyformer.conventions import IGNORE
 from anyformer.data.readers import Rows
 from anyformer.nn.model import Transformer
@@ -64,22 +64,18 @@ def _faults(run: Run, task: Task, config: ModelConfig) -> Iterator[str]:
         return
     if vocabularies(run.task) != vocabularies(task):
         yield "its tokenizer differs from that of train.init_from"
-    for name, one_side, other_side in _sides(teacher, config):
+    for name in ("source", "target"):
+        one_side, other_side = getattr(teacher, name), getattr(config, name)
         for what, one, other in zip(READ, _read_by(one_side), _read_by(other_side), strict=True):
             if one != other:
                 yield f"has {name}.{what} = {one}, and this model {other}: both read the same batches"
     theirs, ours = labels_of(run.spec), labels_of(task.spec)
     if theirs != ours:
         yield f"its labels are {', '.join(theirs)}, and those of the task {', '.join(ours)}: both need the same order"
-    if isinstance(teacher.head, TokenLabels) and teacher.head.crf:
+    if teacher.head.joint:
         yield "has a CRF, and so no distribution for each word"
     if teacher.decoder is not None and teacher.decoder.memory:
         yield f"has decoder.memory = {teacher.decoder.memory}: a teacher reads each batch alone"
-
-
-def _sides(a: ModelConfig, b: ModelConfig) -> Iterator[tuple[str, Input | None, Input | None]]:
-    yield "source", a.source, b.source
-    yield "target", a.target, b.target
 
 
 READ = ("vocab", "types", "spelling.longest", "media")
@@ -87,9 +83,9 @@ READ = ("vocab", "types", "spelling.longest", "media")
 
 def _read_by(inputs: Input | None) -> tuple[object, ...]:
     """Return what the tensors of a batch depend on."""
-    if not isinstance(inputs, Tokens):
+    if not isinstance(inputs, IdInput):
         return (None, None, None, inputs)
-    return inputs.vocab, inputs.types, getattr(inputs.spelling, "longest", None), inputs.media
+    return inputs.vocab, inputs.token_types, inputs.spelled_bytes, inputs.stream
 
 
 def _length_faults(teacher: ModelConfig, recipe: Recipe, task: Task, train: Rows) -> Iterator[str]:

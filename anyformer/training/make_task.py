@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from anyformer.config import Classifier, ConfigError, Fault, ModelConfig, Special, TokenLabels, Tokens, io
+from anyformer.config import ConfigError, Fault, IdInput, LabelHead, ModelConfig, Special, io
 from anyformer.config.position import RotaryScheme, Sinusoidal
 from anyformer.config.spec import MAX_WORD, shorten
 from anyformer.data.conversations import MESSAGES, texts_of, with_template
@@ -115,8 +115,7 @@ def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
 
 def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
     """Return the task with tokenizers that are trained on the training data or read from a file."""
-    both = recipe.model.source, recipe.model.target
-    reads_media = any(isinstance(one, Tokens) and one.media is not None for one in both)
+    reads_media = any(read.stream for read in recipe.model.inputs.values())
 
     def texts(*names: str) -> Iterator[str]:
         for column in names:
@@ -161,13 +160,13 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         spec = getattr(model, name)
         if spec is None:
             continue
-        if not isinstance(spec, Tokens):
+        if not isinstance(spec, IdInput):
             faults.append(Fault(f"model.{name}", f"reads {spec.kind}: recipes train on text, so it must be tokens"))
             continue
         if spec.vocab is not None and spec.vocab < tokenizer.size:
             faults.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
-    if isinstance(task.spec, Classify | Tag) and isinstance(model.head, Classifier | TokenLabels):
+    if isinstance(task.spec, Classify | Tag) and isinstance(model.head, LabelHead):
         names, size = task.spec.labels, model.head.labels
         if size == "auto":
             changes["head"] = model.head.model_copy(update={"labels": len(names)})

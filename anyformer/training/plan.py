@@ -12,7 +12,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from torch import Tensor
 
-from anyformer.config import Classifier, Embedder, SpanBounds, TokenLabels, label_count
 from anyformer.data.batch import Batch
 from anyformer.data.conversations import texts_of
 from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
@@ -283,14 +282,7 @@ def _memory(job: Job, table: Table, batch: Batch) -> Memory:
 def _logit_count(job: Job, batch: Batch) -> int:
     """Return the number of logits of a batch."""
     head, config = job.model.config.head, job.model.config
-    if isinstance(head, Embedder):
-        return len(batch.ids) * head.vector_width(config.width)
-    if isinstance(head, SpanBounds):
-        return 2 * batch.ids.numel()
-    if isinstance(head, TokenLabels):
-        labels = label_count(head)
-        return batch.ids.numel() * labels * (labels + 1 if head.crf else 1)
-    return len(batch.ids) * label_count(head) if isinstance(head, Classifier) else batch.ids.numel() * config.vocab
+    return (len(batch.ids) if head.per_row else batch.ids.numel()) * head.values(config.width, config.vocab)
 
 
 def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:

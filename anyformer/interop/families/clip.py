@@ -82,7 +82,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     tower = expect(config.image_tower, ImageTower, "image_tower")
     tokens, head = expect(config.target, Tokens, "target"), expect(config.head, Embedder, "head")
     stack = expect(config.decoder, Stack, "decoder")
-    width = head.vector_width(config.width)
+    width = head.values(config.width, 0)
     text = {
         "vocab_size": tokens.rows,
         "max_position_embeddings": expect(stack.position, Learned, "decoder.position").length,

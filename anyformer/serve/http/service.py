@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from starlette.requests import ClientDisconnect, Request
 
-from anyformer.config import ConfigError, ModelConfig, Tokens
+from anyformer.config import ConfigError, IdInput, ModelConfig
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import is_media_file
@@ -126,7 +126,7 @@ class ServedRun:
         """Refuse blank texts, and references to files: no name from a request reaches the file system."""
         read = self.config.source or self.config.target
         media = media_of(self.run.task)
-        if not isinstance(read, Tokens) or (media is not None and media.required):
+        if not isinstance(read, IdInput) or (media is not None and media.required):
             raise ApiError(400, f"{self.name} reads images or sounds, which this server does not accept", param=field)
         for i, text in enumerate(texts):
             where = f"{field}.{i}" if len(texts) > 1 else field
