@@ -85,7 +85,7 @@ UNDER: dict[str, tuple[str, ...]] = {
 
 # A part imports its module where it is built: the files of `config/` and `recipe/` may import these inside functions,
 # and for types.
-BUILT = ("nn", "kernels", "training")
+BUILT = ("nn", "kernels", "data", "training")
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (

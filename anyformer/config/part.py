@@ -5,14 +5,14 @@ family takes any part of it, ours or yours, by its `kind`. Parts of the package 
 your own are made known by `register`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from anyformer.config.spec import Spec, as_table
+from anyformer.config.spec import Spec, alternatives, as_table
 
 PACKAGE = __name__.partition(".")[0]
 _PARTS: "list[type[Part]]" = []  # all known ones, in the order of their definition
@@ -43,9 +43,7 @@ class Part(Spec):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         if not cls.is_family() or not (parts := cls.choices()):
             return handler(source)
-        by_kind: dict[Any, CoreSchema] = {kind_of(part): handler.generate_schema(part) for part in parts}
-        chosen = core_schema.tagged_union_schema(by_kind, discriminator="kind")
-        return core_schema.no_info_before_validator_function(lambda value: as_table(value, cls.default_kind), chosen)
+        return _chosen_by_kind(parts, cls.default_kind, handler)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -53,6 +51,22 @@ class Part(Spec):
         if cls.default_kind and cls.is_family():
             found["default_kind"] = cls.default_kind
         return found
+
+
+def _chosen_by_kind(specs: Iterable[type[Spec]], default: str | None, handler: GetCoreSchemaHandler) -> CoreSchema:
+    by_kind: dict[Any, CoreSchema] = {kind_of(spec): handler.generate_schema(spec) for spec in specs}
+    chosen = core_schema.tagged_union_schema(by_kind, discriminator="kind")
+    return core_schema.no_info_before_validator_function(lambda value: as_table(value, default), chosen)
+
+
+class _ByKindOfFamily:
+    """Annotation of a union of families and specs: the kind selects a part or a spec."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _chosen_by_kind(alternatives(source), None, handler)
+
+
+BY_KIND_OF_FAMILY = _ByKindOfFamily()
 
 
 def all_parts() -> list[type[Part]]:

@@ -5,6 +5,7 @@ batch                    examples and batches, and the tensors that rows of exam
 batch_plan               which examples each batch of an epoch holds: padded or packed rows
 chat_template            chat templates: conversations to text and to ids
 chunks                   large files in chunks of some megabytes, and chunks in documents
+class_folders            rows of folders, one for each class: texts, images or sounds
 conll                    sentences with one word per line and its tags in columns
 conversations            conversations in rows, and chat templates by name
 counter_rng              a counter-based random generator, for draws that depend on a number alone
@@ -18,10 +19,10 @@ lines                    large files line by line, with a progress bar
 loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
 media                    references to images, sounds and feature vectors in texts, and their tensors
 media_files              files of images, sounds and numbers, and arrays of them
-media_rows               rows of references: folders of images or sounds, arrays, columns of paths
+media_rows               references in the place of texts: entries of arrays, columns of paths
 paths                    files that a recipe names, and data sets that are not on this machine
 prefetch                 batches read ahead in a forked process
-readers                  rows of every kind of source, with the bad ones reported together
+readers                  rows of a source, with the bad ones reported together
 scenes                   pictures of coloured shapes, and sentences that describe them
 sentencepiece            SentencePiece models: reading the file, encoding, decoding
 sentencepiece_tokenizer  text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x

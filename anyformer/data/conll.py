@@ -7,11 +7,20 @@ is a bad row with the number of that line.
 import re
 from collections.abc import Iterator
 
-from anyformer.data.files import File, Parsed
-from anyformer.recipe import ConllFile
+from anyformer.data.files import File, Parsed, open_files
+from anyformer.data.readers import Rows, collect, part_of
+from anyformer.recipe import ConllFile, Root
 
 Numbered = list[tuple[int, str]]
 NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # a word that is several (1-2), or that is not written (1.1)
+
+
+def conll_rows(source: ConllFile, data: Root) -> Rows:
+    """Return the sentences of a file; the words as a text, too."""
+    file = open_files(source, data, "path")["path"]
+    rows = collect(part_of(source, sentences(source, file)), {"words": file, "tags": file})
+    rows.columns["text"] = [words.replace("\n", " ") for words in rows.columns["words"]]
+    return rows
 
 
 def sentences(source: ConllFile, file: File) -> Parsed:

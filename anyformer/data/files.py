@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -16,7 +16,7 @@ from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you
 from anyformer.datasets.registry import lookup, registry
 from anyformer.datasets.storage import find
 from anyformer.hardware import usable_memory
-from anyformer.recipe import ClassFolders, ConllFile, Data, MatchedLines, ParallelFiles, SquadFile, TableFile, TextFile
+from anyformer.recipe.source import FileSource, Root
 
 
 class File(NamedTuple):
@@ -43,6 +43,7 @@ class File(NamedTuple):
 
 UNPACKED_RATIO = 100  # a .gz of text is 3 to 20 times as large when unpacked
 UNPACKED_BYTES = 2**28  # that any packed file may have
+MAX_SMALL = 8 * 2**20  # bytes of a file that is read for one example
 PIECE = 2**24  # bytes that are read at once
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")  # of the files that are read in a folder of texts
 
@@ -57,9 +58,7 @@ def unfit(character: str) -> str:
     return "holds a NUL character" if character == "\0" else f"holds the lone surrogate U+{ord(character):04X}"
 
 
-def open_files(
-    source: TextFile | ParallelFiles | TableFile | MatchedLines | ConllFile | SquadFile, data: Data, *keys: str
-) -> dict[str, File]:
+def open_files(source: FileSource, data: Root, *keys: str) -> dict[str, File]:
     """The files that some fields of a source name, by field."""
     faults, files = list(unknown(source.encoding)), {}
     for key in keys:
@@ -73,18 +72,10 @@ def open_files(
     return files
 
 
-def open_texts(source: TextFile, data: Data) -> list[File]:
-    """The file that a source names, or the text files in a folder and those below it, in the order of their names."""
-    try:
-        path = locate(source.path, data)
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
-    if not path.is_dir():
-        return [open_files(source, data, "path")["path"]]
-    if not (paths := list(filter(is_text_file, files_below(path)))):
-        what = f"= {source.path!r}: {visible(str(path))} has no text files ({', '.join(TEXT_SUFFIXES)})"
-        raise ConfigError([Fault("path", what)])
-    return [open_below(source, path) for path in paths]
+def are_small(names: Sequence[str], data: Root) -> bool:
+    """Return whether all of these are files that are quickly read."""
+    paths = [locate(name, data) for name in names]
+    return all(path.is_file() and path.stat().st_size <= MAX_SMALL for path in paths)
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -101,18 +92,18 @@ def is_text_file(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(TEXT_SUFFIXES)
 
 
-def open_below(source: ClassFolders | TextFile, path: Path) -> File:
+def open_below(folder: str, path: Path, encoding: str) -> File:
     """A file in the folder that a source names."""
-    if faults := list(unknown(source.encoding)):
+    if faults := list(unknown(encoding)):
         raise ConfigError(faults)
     try:
-        name, raw = _read(source.path, path)
-        return File(name, source.encoding, decode(raw, source.encoding, name))
+        name, raw = _read(folder, path)
+        return File(name, encoding, decode(raw, encoding, name))
     except ConfigError as error:
         raise ConfigError(fault.under("path") for fault in error.faults) from None
 
 
-def read_bytes(name: str, data: Data) -> tuple[str, bytes]:
+def read_bytes(name: str, data: Root) -> tuple[str, bytes]:
     """The path of a file, and its bytes."""
     return _read(name, regular(name, data))
 
@@ -176,7 +167,7 @@ def max_bytes() -> int:
     return LARGEST if there is None else there // 4
 
 
-def regular(name: str, data: Data) -> Path:
+def regular(name: str, data: Root) -> Path:
     """Where a file is that has an end, as a pipe or a device might not."""
     path = locate(name, data)
     if not stat.S_ISREG(path.stat().st_mode):
@@ -206,7 +197,7 @@ def why_unreadable(error: OSError | EOFError | zlib.error | TooLarge) -> str:
     return f"is not a whole gzip file ({error})"
 
 
-def locate(name: str, data: Data) -> Path:
+def locate(name: str, data: Root) -> Path:
     """Where a file or folder of some name is, or a `ConfigError` that says where it was looked for."""
     if one := set_of(name, data):
         return _in_set(name, one)
@@ -223,7 +214,7 @@ def locate(name: str, data: Data) -> Path:
     return path
 
 
-def set_of(name: str, data: Data) -> str:
+def set_of(name: str, data: Root) -> str:
     """Return the registered data set that a path of a recipe begins with; empty if there is none."""
     one = name.partition("/")[0]
     return one if one in data.sets and not data.root else ""
@@ -245,7 +236,7 @@ def _fault(name: str, message: str) -> ConfigError:
     return ConfigError([Fault("", f"= {name!r}: {message}")])
 
 
-def _root(data: Data) -> tuple[str, str]:
+def _root(data: Root) -> tuple[str, str]:
     """Return the folder of relative paths, and the setting that it comes from."""
     if data.root:
         return data.root, f"{data.root!r}"
@@ -307,34 +298,3 @@ def _mark(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("anyformer.mark", _mark)
-
-
-def class_files(source: ClassFolders, data: Data) -> list[Path]:
-    """Return the files of all classes in the order of their names, without hidden ones."""
-
-    def error(what: str) -> ConfigError:
-        return ConfigError([Fault("path", f"= {source.path!r}: {what}")])
-
-    try:
-        root = locate(source.path, data)
-        if not root.is_dir():
-            raise error(f"{visible(str(root))} is not a folder")
-        classes = [folder for folder in _visible(root) if folder.is_dir()]
-        if not classes:
-            raise error(f"no folder in {visible(str(root))}: each class is a folder, and each file in it a text")
-        members = []
-        for folder in classes:
-            inside = _visible(folder)
-            if not inside:
-                raise error(f"no file in {visible(str(folder))}: each file in a class folder is a text")
-            if deeper := [path for path in inside if path.is_dir()]:
-                raise error(f"{visible(str(deeper[0]))} is a folder inside a class folder, which may hold files only")
-            members += inside
-    except OSError as failure:
-        raise error(f"cannot be read ({failure.strerror})") from None
-    return members
-
-
-def _visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, by name."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

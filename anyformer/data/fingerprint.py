@@ -14,7 +14,7 @@ from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
 from anyformer.data.paths import named, require_sets, single_sources
 from anyformer.data.tables import read_table
-from anyformer.recipe import Data, TableFile, single_columns
+from anyformer.recipe import Data, Root, TableFile, single_columns
 
 MAX_HASHED = 2**24  # bytes of a file that is hashed as a whole
 SAMPLES, SAMPLE = 16, 2**16  # of a larger one, and the bytes of each
@@ -38,14 +38,14 @@ def fingerprint(data: Data) -> Fingerprints:
         except ConfigError as error:
             faults += [fault.under(key) for fault in error.faults]
     for key, source in single_sources(data):
-        if isinstance(source, TableFile) and not faults:
-            found |= {f"{key}.{name}": text for name, text in _of_columns(source, data)}
+        if not faults:
+            found |= {f"{key}.{name}": text for name, text in source.fingerprints(data)}
     if faults:
         raise ConfigError(faults)
     return found
 
 
-def _of_columns(source: TableFile, data: Data) -> Iterator[tuple[str, str]]:
+def of_columns(source: TableFile, data: Root) -> Iterator[tuple[str, str]]:
     """Yield the fingerprints of the files whose paths are in columns of a table, together, by the key of the columns.
 
     A file that is missing is a bad row, which is reported when the rows are read.

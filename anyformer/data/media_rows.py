@@ -1,6 +1,5 @@
-"""Rows whose texts are references to images, sounds or entries of an array. Imports no torch."""
+"""References to images, sounds or entries of an array in the place of texts. Imports no torch."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,8 @@ from anyformer.config import MediaKind
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.data.files import File, Parsed, regular
 from anyformer.data.media_files import BadFile, load_arrays
-from anyformer.recipe import ArrayFile, ClassFolders, ColumnName, ColumnNames, Data, TableFile, single_columns
+from anyformer.data.readers import Rows, collect, part_of
+from anyformer.recipe import ArrayFile, Root
 
 
 def refer(kind: MediaKind, name: str) -> str:
@@ -19,19 +19,7 @@ def refer(kind: MediaKind, name: str) -> str:
     return f"<{kind}:{name}>"
 
 
-def folder_rows(source: ClassFolders, members: Iterable[Path]) -> Parsed:
-    """Yield a row for each file of all classes."""
-    assert source.media is not None
-    for number, path in enumerate(members, 1):
-        try:
-            if source.media == "audio" and "+" in str(path):
-                raise ValueError(f"{str(path)!r}: the name of a sound must not have a +, which joins sounds")
-            yield number, {"text": refer(source.media, str(path)), "label": path.parent.name}
-        except ValueError as error:
-            yield number, str(error)
-
-
-def array_rows(source: ArrayFile, data: Data) -> tuple[File, Parsed]:
+def array_rows(source: ArrayFile, data: Root) -> Rows:
     """Return a row for each entry of an array."""
     try:
         path = regular(source.path, data)
@@ -54,22 +42,13 @@ def array_rows(source: ArrayFile, data: Data) -> tuple[File, Parsed]:
     if entries.ndim == 0 or len(entries) != len(labels):
         counts = f"{source.array!r} has the shape {list(entries.shape)}, and there are {len(labels)} labels"
         raise ConfigError([Fault("array", counts)])
-    return File(str(path), "utf-8", ""), _entries(source, str(path), labels)
+    file = File(str(path), "utf-8", "")
+    return collect(part_of(source, _entries(source, str(path), labels)), {"text": file, "label": file})
 
 
 def _entries(source: ArrayFile, path: str, labels: np.ndarray) -> Parsed:
     for i, label in enumerate(labels.tolist()):
         yield i + 1, {"text": refer(source.media, f"{path}#{source.array}/{i}"), "label": str(label)}
-
-
-def media_columns(source: TableFile, columns: dict[str, ColumnNames]) -> dict[str, MediaKind]:
-    """Return the kind of media in each column that holds paths, by the key of the column in the source."""
-    kinds: dict[ColumnName, MediaKind] = {}
-    both: tuple[tuple[MediaKind, ColumnNames | None], ...] = (("image", source.images), ("audio", source.sounds))
-    for kind, names in both:
-        listed = () if names is None else names if isinstance(names, tuple) else (names,)
-        kinds |= dict.fromkeys(listed, kind)
-    return {key: kinds[name] for key, name in single_columns(columns).items() if name in kinds}
 
 
 def with_references(rows: Parsed, columns: dict[str, MediaKind], folder: Path) -> Parsed:

@@ -1,69 +1,28 @@
 """Files that the data of a recipe names, and data sets that it needs and that are not here. Imports no torch."""
 
 from collections.abc import Iterator
-from typing import assert_never
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.data.files import set_of
 from anyformer.datasets.registry import lookup
 from anyformer.datasets.storage import find
-from anyformer.recipe import (
-    Additions,
-    ArrayFile,
-    ClassFolders,
-    ConllFile,
-    Data,
-    Digits,
-    JoinedSources,
-    KeyToDoorWalks,
-    MatchedLines,
-    MixedSources,
-    ParallelFiles,
-    PassKeys,
-    Scenes,
-    Shards,
-    SingleSource,
-    SoundFiles,
-    SquadFile,
-    TableFile,
-    TextFile,
-    Trajectories,
-    WrittenDates,
-    splits,
-)
+from anyformer.recipe.data import Data, splits
+from anyformer.recipe.source import Source
 
 
 def named(data: Data) -> Iterator[tuple[str, str]]:
     """Yield the keys of a recipe's data that name files or folders, and these names."""
     for at, source in single_sources(data):
-        yield from _named(source, at)
+        yield from ((f"{at}.{name}", getattr(source, name)) for name in source.files)
 
 
-def single_sources(data: Data) -> Iterator[tuple[str, SingleSource | Shards]]:
+def single_sources(data: Data) -> Iterator[tuple[str, Source]]:
     """Yield the keys of a recipe's sources and these sources; each part of a joined or mixed one by itself."""
     for _, key, _, source in splits(data):
-        match source:
-            case JoinedSources(parts=parts):
-                yield from ((f"{key}.parts.{i}", part) for i, part in enumerate(parts))
-            case MixedSources(parts=mixed):
-                yield from ((f"{key}.parts.{i}.rows", one.rows) for i, one in enumerate(mixed))
-            case _:
-                yield key, source
-
-
-def _named(source: SingleSource | Shards, at: str) -> Iterator[tuple[str, str]]:
-    match source:
-        case TextFile() | TableFile() | MatchedLines() | ConllFile() | SquadFile() | ClassFolders() | ArrayFile():
-            yield f"{at}.path", source.path
-        case Shards() | SoundFiles() | Trajectories():
-            yield f"{at}.path", source.path
-        case ParallelFiles():
-            yield f"{at}.source", source.source
-            yield f"{at}.target", source.target
-        case Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() | KeyToDoorWalks():
-            return
-        case _:
-            assert_never(source)
+        inner = source.inner()
+        yield from ((f"{key}.{path}", part) for path, _, part in inner)
+        if not inner:
+            yield key, source
 
 
 def require_sets(data: Data) -> None:

@@ -1,58 +1,28 @@
-"""Read rows from a source: text, parallel lines, tables, lines by a pattern, CoNLL, folders. Imports no torch.
+"""Rows of a source, with the bad ones reported together. Imports no torch.
 
 A row that cannot be read becomes a `BadRow` with its file and line; reading continues, so that all are reported
-together. Lines end at "\\n" or "\\r\\n" only: U+2028, form feeds and the like are part of a text.
+together. Lines end at "\n" or "\r\n" only: U+2028, form feeds and the like are part of a text.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
-from anyformer.data import key_to_door, scenes, synthetic
-from anyformer.data.conll import sentences
+from anyformer.config.spec import ConfigError, Fault
 from anyformer.data.conversations import MESSAGES
-from anyformer.data.files import File, Parsed, class_files, max_bytes, open_below, open_files, open_texts
-from anyformer.data.media_rows import array_rows, folder_rows
+from anyformer.data.files import File, Parsed, max_bytes
 from anyformer.data.paths import require_sets
-from anyformer.data.shards import Corpus, open_shards
-from anyformer.data.sound_rows import sound_columns
-from anyformer.data.squad import questions
-from anyformer.data.synthetic import Split
-from anyformer.data.tables import LISTS, read_table
-from anyformer.data.text_rows import documents, matched_rows, parallel_rows
-from anyformer.data.trajectories import Episode, read_episodes, to_columns
-from anyformer.recipe import (
-    ArrayFile,
-    ClassFolders,
-    ConllFile,
-    Data,
-    JoinedSources,
-    KeyToDoorWalks,
-    MatchedLines,
-    MixedSources,
-    ParallelFiles,
-    Scenes,
-    Shards,
-    SingleSource,
-    SoundFiles,
-    Source,
-    SquadFile,
-    TableFile,
-    TextFile,
-    Trajectories,
-    holds_answers,
-    table_columns,
-)
+from anyformer.recipe.data import Data, SeveralSources
+from anyformer.recipe.source import Root, RowFile, Source, Split
+
+if TYPE_CHECKING:
+    from anyformer.data.shards import Corpus
 
 MAX_BAD_ROWS_SHOWN = 5  # in an error message
-ROLES = ("source", "target", "rejected", "text", "pair", "label", "words", "tags")  # of groups in a pattern
 GOLDEN = 2_654_435_769  # 2^32 ÷ golden ratio
+LISTS = ("words", "tags")  # columns that may be lists of strings
 T = TypeVar("T")
-# sources whose rows are split
-SplitFile = ParallelFiles | TableFile | MatchedLines | ConllFile | SquadFile | ClassFolders | ArrayFile | Trajectories
 Encode = Callable[[list[str]], list[T]]  # texts → ids
 
 
@@ -77,8 +47,13 @@ class Rows:
     bad: tuple[BadRow, ...] = field(default=(), repr=False)  # rows that were left out
     files: Sequence[str] | None = field(default=None, repr=False)  # file of each row, if there are several
     cut: int = 0  # rows of which a task reads the beginning only
-    stream: Corpus | None = None  # tokenised text of shards; then there are no columns
+    stream: "Corpus | None" = None  # tokenised text of shards; then there are no columns
     ids: Mapping[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)  # columns already encoded
+
+    @classmethod
+    def made(cls, name: str, columns: dict[str, list[str]]) -> "Rows":
+        """Return rows that are numbered from 1, as those of no file are."""
+        return cls(columns, name, range(1, len(next(iter(columns.values()))) + 1))
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -133,6 +108,13 @@ def read(source: Source, data: Data, split: Split, seed: int, key: str | None = 
     return check_bad_rows(rows, data, key)
 
 
+def _read(source: Source, data: Root, split: Split, seed: int, by: str | None) -> Rows:
+    if by is not None and not source.names_columns:
+        what = f"only a table or lines with a pattern have columns, not {source.kind}"
+        raise ConfigError([Fault("by", f"= {by!r}: {what}")])
+    return source.read(data, split, seed, by)
+
+
 def check_bad_rows(rows: Rows, data: Data, path: str) -> Rows:
     """Return the rows. Raise a `ConfigError` if some are bad and `data.on_bad_row` is "error", or if none is good."""
     if rows.bad and data.on_bad_row == "error":
@@ -162,88 +144,15 @@ def _bad_row_faults(rows: Rows, path: str) -> Iterator[Fault]:
         yield Fault("", f"... and {count - MAX_BAD_ROWS_SHOWN} more")
 
 
-def _read(source: Source, data: Data, split: Split, seed: int, by: str | None) -> Rows:
-    if by is not None and not isinstance(source, TableFile | MatchedLines | JoinedSources | MixedSources):
-        raise ConfigError(
-            [Fault("by", f"= {by!r}: only a table or lines with a pattern have columns, not {source.kind}")]
-        )
-    match source:
-        case TextFile():
-            return _labelled(_read_texts(source, open_texts(source, data)), source.label)
-        case ParallelFiles():
-            files = open_files(source, data, "source", "target")
-            return _collect(_selected(source, parallel_rows(files), source.group), files)
-        case TableFile():
-            names = {**table_columns(source), **({} if by is None else {"by": by})}
-            group = "group" if "group" in names else None
-            roles = [role for role in names if role != group]
-            if holds_answers(source):
-                roles = list(dict.fromkeys([MESSAGES, *roles]))
-            if not roles:
-                raise ConfigError([Fault("", "names no column: set `source` and `target`, or `text`")])
-            file, rows = read_table(source, data, names)
-            return _collect(_selected(source, rows, group), dict.fromkeys(roles, file))
-        case MatchedLines():
-            pattern = re.compile(source.pattern)
-            file = open_files(source, data, "path")["path"]
-            roles = [role for role in ROLES if role in pattern.groupindex]
-            if by is not None and by not in pattern.groupindex:
-                what = f"the pattern has no group of this name; {did_you_mean(by, pattern.groupindex)}"
-                raise ConfigError([Fault("by", f"= {by!r}: {what}")])
-            matched = _selected(source, matched_rows(pattern, file, by), source.group)
-            return _labelled(_collect(matched, dict.fromkeys([*roles, *(["by"] if by else [])], file)), source.label)
-        case ConllFile():
-            file = open_files(source, data, "path")["path"]
-            tagged = _collect(_part(source, sentences(source, file)), {"words": file, "tags": file})
-            tagged.columns["text"] = [words.replace("\n", " ") for words in tagged.columns["words"]]
-            return tagged
-        case SquadFile():
-            file = open_files(source, data, "path")["path"]
-            return _collect(_part(source, questions(source, file)), dict.fromkeys(("text", "pair", "answers"), file))
-        case ClassFolders(media=None):
-            return _read_folders(source, data)
-        case ClassFolders():
-            folder = File(visible(source.path), "utf-8", "")
-            parsed = folder_rows(source, _part(source, class_files(source, data)))
-            return _collect(parsed, {"text": folder, "label": folder})
-        case ArrayFile():
-            file, entries = array_rows(source, data)
-            return _collect(_part(source, entries), {"text": file, "label": file})
-        case Scenes():
-            return Rows(scenes.generate(source, split, seed), f"scenes ({split})", range(1, source.count + 1))
-        case SoundFiles():
-            found = sound_columns(source, data, split, seed)
-            return Rows(found, visible(source.path), range(1, len(found["text"]) + 1))
-        case Trajectories():
-            name, episodes = read_episodes(source.path, data)
-            return _episode_rows(name, _part(source, enumerate(episodes, 1)))
-        case KeyToDoorWalks(count=count):
-            return _episode_rows(f"{source.kind} ({split})", enumerate(key_to_door.random_walks(count, split, seed), 1))
-        case JoinedSources(parts=parts):
-            return concatenate([_read_part(f"parts.{i}", part, data, split, seed, by) for i, part in enumerate(parts)])
-        case MixedSources(parts=mixed):
-            read = [_read_part(f"parts.{i}.rows", part.rows, data, split, seed, by) for i, part in enumerate(mixed)]
-            for part, part_rows in zip(mixed, read, strict=True):
-                part_rows.columns["task"] = [part.name] * len(part_rows)
-            return concatenate(read)
-        case Shards():
-            corpus = open_shards(source, data)
-            documents = max(1, corpus.share("documents"))
-            return Rows({}, visible(str(corpus.folder)), range(1, documents + 1), stream=corpus)
-        case _:
-            columns = synthetic.generate(source, split, seed)
-            return Rows(columns, f"{source.kind} ({split})", range(1, source.count + 1))
-
-
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _labelled(rows: Rows, label: str | None) -> Rows:
+def labelled(rows: Rows, label: str | None) -> Rows:
     """Return the rows with a label for all of them, if there is one."""
     return rows if label is None else replace(rows, columns={**rows.columns, "label": [label] * len(rows)})
 
 
-def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
+def collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     """Return the rows of a source; `files` has the file of each column."""
     columns: dict[str, list[str]] = {role: [] for role in files}
     lines, bad = list[int](), list[BadRow]()
@@ -272,12 +181,17 @@ def _collect(parsed: Parsed, files: dict[str, File]) -> Rows:
     return Rows(columns, first.name, lines, tuple(bad))
 
 
-def _read_part(path: str, source: SingleSource, data: Data, split: Split, seed: int, by: str | None) -> Rows:
-    """Return the rows of one part of a source; its errors begin with `path`."""
-    try:
-        return _read(source, data, split, seed, by)
-    except ConfigError as error:
-        raise ConfigError(fault.under(path) for fault in error.faults) from None
+def joined_rows(source: SeveralSources, data: Root, split: Split, seed: int, by: str | None) -> Rows:
+    """Return the rows of the sources within a source; of a mixture, each has the name of its task in "task"."""
+    found = list[Rows]()
+    for path, name, one in source.inner():
+        try:
+            found.append(_read(one, data, split, seed, by))
+        except ConfigError as error:
+            raise ConfigError(fault.under(path) for fault in error.faults) from None
+        if source.of_mixture:
+            found[-1].columns["task"] = [name] * len(found[-1])
+    return concatenate(found)
 
 
 def concatenate(parts: Sequence[Rows], file: str | None = None) -> Rows:
@@ -290,7 +204,7 @@ def concatenate(parts: Sequence[Rows], file: str | None = None) -> Rows:
     return Rows(columns, file, lines, bad, [part.file_of(i) for part in parts for i in range(len(part))])
 
 
-def _part(source: SplitFile, parsed: Iterable[T]) -> Iterator[T]:
+def part_of(source: RowFile, parsed: Iterable[T]) -> Iterator[T]:
     """Return the rows of the part from `start` to `stop`, contiguous ones for the split "rows".
 
     Else they are spread: row n is in the part if frac(n · φ) is, φ the golden ratio. Multiples of φ fill the unit
@@ -303,18 +217,18 @@ def _part(source: SplitFile, parsed: Iterable[T]) -> Iterator[T]:
     return (row for n, row in enumerate(parsed) if _is_in_part(source, n * GOLDEN % 2**32))
 
 
-def _is_in_part(source: SplitFile, key: int) -> bool:
+def _is_in_part(source: RowFile, key: int) -> bool:
     """Return whether a 32-bit number, as a fraction, lies from `start` to `stop`."""
     return int(source.start * 2**32) <= key < int(source.stop * 2**32)
 
 
-def _selected(source: ParallelFiles | TableFile | MatchedLines, parsed: Parsed, group: str | None) -> Parsed:
+def selected(source: RowFile, parsed: Parsed, group: str | None) -> Parsed:
     """Yield the rows of the part from `start` to `stop`; of those with equal values in the column `group`, all or none.
 
     Unreadable rows, which have no value, are spread.
     """
     if group is None:
-        yield from _part(source, parsed)
+        yield from part_of(source, parsed)
         return
     values, empty = set[str](), True
     for n, (line, row) in enumerate(parsed):
@@ -330,36 +244,3 @@ def _selected(source: ParallelFiles | TableFile | MatchedLines, parsed: Parsed, 
         count = f"{len(values)} value{'s' * (len(values) > 1)}"
         what = f"has {count}, and none is in the part from {source.start:g} to {source.stop:g}"
         raise ConfigError([Fault("group", f"= {source.group!r}: {what}: use a larger part, or other columns")])
-
-
-def _read_texts(source: TextFile, files: list[File]) -> Rows:
-    """Return the documents of some files; `start` and `stop` are fractions of the characters of all of them."""
-    texts = [file.text.replace("\r\n", "\n") for file in files]
-    total, begin, rows = sum(map(len, texts)), 0, list[Rows]()
-    start, stop = int(total * source.start), int(total * source.stop)
-    for file, text in zip(files, texts, strict=True):
-        part = documents(source, file, text, max(0, start - begin), max(0, stop - begin))
-        rows.append(_collect(part, {"text": file}))
-        begin += len(text)
-    return rows[0] if len(rows) == 1 else concatenate(rows, visible(source.path))
-
-
-def _episode_rows(name: str, episodes: Iterable[tuple[int, Episode | str]]) -> Rows:
-    columns, lines, bad = to_columns(episodes)
-    return Rows(columns, name, lines, tuple(BadRow(name, line, why) for line, why in bad))
-
-
-# -- folders ----------------------------------------------------------------------------------------------------------
-
-
-def _read_folders(source: ClassFolders, data: Data) -> Rows:
-    """Return a row for each file, in the order of names; whitespace around a text is removed."""
-    rows = []
-    for path in _part(source, class_files(source, data)):
-        file, label = open_below(source, path), path.parent.name
-        text = file.text.replace("\r\n", "\n")
-        flaws = ((number, why) for number, line in enumerate(text.split("\n"), 1) if (why := file.flaw(line)))
-        row: tuple[int, dict[str, str] | str] = next(flaws, (1, {"text": text.strip(), "label": label}))
-        rows.append(_collect(iter([row]), {"text": file, "label": file}))
-    shown = visible(source.path)
-    return concatenate(rows, shown) if rows else Rows({"text": [], "label": []}, shown, [])

@@ -28,7 +28,7 @@ from anyformer.conventions import user_cache
 from anyformer.data.files import locate
 from anyformer.data.tokenizer import FILE, TextTokenizer
 from anyformer.hardware import usable_cores
-from anyformer.recipe import Data, Shards
+from anyformer.recipe import Root, Shards
 
 INDEX = "index.json"
 DTYPES = ("<u2", "<u4")  # of the ids in the files
@@ -226,7 +226,7 @@ def _read_cache(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def open_shards(source: Shards, data: Data) -> Corpus:
+def open_shards(source: Shards, data: Root) -> Corpus:
     """Open the token shards of a source."""
     try:
         corpus = Corpus(locate(source.path, data), source.start, source.stop)

@@ -5,10 +5,11 @@ from random import Random
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
-from anyformer.recipe import Data, SoundFiles, Split
+from anyformer.data.readers import Rows
+from anyformer.recipe import Root, SoundFiles, Split
 
 
-def sound_columns(source: SoundFiles, data: Data, split: Split, seed: int) -> dict[str, list[str]]:
+def sound_rows(source: SoundFiles, data: Root, split: Split, seed: int) -> Rows:
     """Return references to sounds, as `text` and as `source`, and their labels, as `label` and as `target`.
 
     Joined sounds depend on the split and, in training, on the seed.
@@ -21,10 +22,10 @@ def sound_columns(source: SoundFiles, data: Data, split: Split, seed: int) -> di
         rows = [rng.choices(files, k=size) for size in sizes]
     texts = [f"<audio:{'+'.join(path for path, _ in row)}>" for row in rows]
     labels = [" ".join(label for _, label in row) for row in rows]
-    return {"text": texts, "label": labels, "source": texts, "target": labels}
+    return Rows.made(visible(source.path), {"text": texts, "label": labels, "source": texts, "target": labels})
 
 
-def _labelled(source: SoundFiles, data: Data) -> list[tuple[str, str]]:
+def _labelled(source: SoundFiles, data: Root) -> list[tuple[str, str]]:
     """Return the files whose names match the pattern, in the order of their names, each with its label."""
     try:
         folder, pattern = locate(source.path, data), re.compile(source.pattern)

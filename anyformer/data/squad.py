@@ -12,10 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.config.spec import ConfigError, Fault, shorten
-from anyformer.data.files import File, Parsed
-from anyformer.recipe import SquadFile
+from anyformer.data.files import File, Parsed, open_files
+from anyformer.data.readers import Rows, collect, part_of
+from anyformer.recipe import Root, SquadFile
 
 MAX_SHOWN = 40  # characters of an answer in a message
+
+
+def squad_rows(source: SquadFile, data: Root) -> Rows:
+    """Return the questions of a file."""
+    file = open_files(source, data, "path")["path"]
+    return collect(part_of(source, questions(source, file)), dict.fromkeys(("text", "pair", "answers"), file))
 
 
 def questions(source: SquadFile, file: File) -> Parsed:

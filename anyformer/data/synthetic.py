@@ -13,22 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.hardware import usable_memory
-from anyformer.recipe import (
-    Additions,
-    CopyDigits,
-    Digits,
-    PassKeys,
-    PreferSorted,
-    ReverseDigits,
-    SortDigits,
-    Split as Split,
-    Synthetic,
-    WrittenDates,
-)
+from anyformer.recipe import Split as Split, Synthetic
 
 SHARES = 16  # parts of the hash: the first is valid, the second test, the others train
 ROW_BYTES = 150  # least memory of a row: two strings, and their entries in two lists
@@ -67,13 +56,12 @@ class Pool(NamedTuple):
 
 def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
     """Return `spec.count` pairs of the split, equally many of each shape; the same for the same arguments."""
-    there, shortest = usable_memory(), spec.shortest if isinstance(spec, Digits | PassKeys) else 0
-    needed = spec.count * (ROW_BYTES + 4 * shortest)
+    there, needed = usable_memory(), spec.count * (ROW_BYTES + 4 * spec.least())
     if there is not None and needed > there:
         what = f"at least {needed / 2**30:,.0f} GiB of memory, and there are {there / 2**30:,.0f} GiB"
         raise ConfigError([Fault("count", f"= {spec.count}: the rows need {what}")])
     rng = Random(f"{spec.kind} {split} {seed if split == 'train' else ''}")
-    streams = [_repeating(pool, rng) if split == "train" else _distinct(pool, split, rng) for pool in pools(spec)]
+    streams = [_repeating(pool, rng) if split == "train" else _distinct(pool, split, rng) for pool in spec.pools()]
     rng.shuffle(streams)
     waiting, rows, seen = deque(streams), list[Pair](), set[str]()
     while waiting and len(rows) < spec.count:
@@ -81,7 +69,7 @@ def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
         if (row := next(stream, None)) is None:
             continue
         waiting.append(stream)
-        if isinstance(spec, PreferSorted) and row.target == row.source[::-1]:  # two equal answers
+        if not spec.keeps(row):
             continue
         if split != "train":
             if row.source in seen:  # two shapes may write the same: May is its own abbreviation
@@ -92,10 +80,7 @@ def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
         most = f"must be at most {len(rows)}, the distinct rows of this kind that are in the {split} split"
         raise ConfigError([Fault("count", f"= {spec.count}: {most}")])
     rng.shuffle(rows)
-    columns = {"source": [row.source for row in rows], "target": [row.target for row in rows]}
-    if isinstance(spec, PreferSorted):
-        columns["rejected"] = [row.source[::-1] for row in rows]
-    return columns
+    return spec.columns(rows)
 
 
 def split_of(key: str) -> Split:
@@ -128,25 +113,6 @@ def _distinct(pool: Pool, split: Split, rng: Random) -> Iterator[Pair]:
     yield from rest
 
 
-def pools(spec: Synthetic) -> Iterator[Pool]:
-    """Yield the shapes that the rows of a task have."""
-    match spec:
-        case SortDigits() | PreferSorted():
-            return _digits(spec.shortest, spec.longest, sorted)
-        case CopyDigits():
-            return _digits(spec.shortest, spec.longest, iter)
-        case ReverseDigits():
-            return _digits(spec.shortest, spec.longest, reversed)
-        case WrittenDates():
-            return _dates()
-        case Additions():
-            return _additions(spec.digits)
-        case PassKeys():
-            return iter([_pass_keys(spec)])
-        case _:
-            assert_never(spec)
-
-
 # -- digits -----------------------------------------------------------------------------------------------------------
 
 FIGURES = tuple(tuple(f"{i:0{n}}" for i in range(10**n)) for n in range(1, 4))  # strings of 1, 2 and 3 digits
@@ -158,7 +124,7 @@ def _figures(length: int) -> tuple[Sequence[str], ...]:
     return (FIGURES[2],) * threes + ((FIGURES[rest - 1],) if rest else ())
 
 
-def _digits(shortest: int, longest: int, answer: Callable[[str], Iterable[str]]) -> Iterator[Pool]:
+def digits(shortest: int, longest: int, answer: Callable[[str], Iterable[str]]) -> Iterator[Pool]:
     """Yield one pool for each length; digits are separated by spaces."""
     for length in range(shortest, longest + 1):
         yield Pool(_figures(length), _spaced, partial(_answered, answer))
@@ -172,7 +138,7 @@ def _answered(answer: Callable[[str], Iterable[str]], *figures: str) -> Pair:
     return Pair(_spaced(*figures), " ".join(answer("".join(figures))))
 
 
-def _additions(most: int) -> Iterator[Pool]:
+def additions(most: int) -> Iterator[Pool]:
     """Yield one pool for each pair of lengths; numbers have the most significant digit first and no leading zeros."""
     for left, right in itertools.product(range(1, most + 1), repeat=2):
         yield Pool(_number(left) + _number(right), partial(_either_way, left), partial(_added, left))
@@ -185,9 +151,9 @@ FILLER = SENTENCES.split(" ")
 DEPTHS = 100  # places of the number, as parts of the text before it
 
 
-def _pass_keys(spec: PassKeys) -> Pool:
-    parts = *_figures(spec.digits), range(spec.shortest, spec.longest + 1), range(DEPTHS + 1)
-    return Pool(parts, lambda *items: "".join(items[:-2]), _hidden_key)
+def pass_keys(digits: int, words: range) -> Iterator[Pool]:
+    """Yield one pool: numbers of so many digits, at all depths of texts with so many words around them."""
+    yield Pool((*_figures(digits), words, range(DEPTHS + 1)), lambda *items: "".join(items[:-2]), _hidden_key)
 
 
 def _hidden_key(*items: Any) -> Pair:
@@ -253,7 +219,7 @@ IN_WORDS = (
 )
 
 
-def _dates() -> Iterator[Pool]:
+def dates() -> Iterator[Pool]:
     """Yield one pool for each format. The date alone is the key, so a test date is unseen in every format."""
     yield from (Pool((DAYS,), _iso, partial(_written, form)) for form in IN_FIGURES)
     yield from (Pool((DAYS, CASES), _iso, partial(_written, form)) for form in IN_WORDS)

@@ -14,33 +14,38 @@ from anyformer.config.spec import LARGEST, ConfigError, Fault, did_you_mean
 from anyformer.data.conversations import MESSAGES, alternate, prompt_and_answers
 from anyformer.data.delimited import other_delimiter, read_csv, separated
 from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit, unusual, usual_bytes
-from anyformer.data.media_rows import media_columns, with_references
-from anyformer.recipe import (
-    ColumnName,
-    ColumnNames,
-    Data,
-    TableFile,
-    holds_answers,
-    single_columns,
-    table_format,
-    unknown_format,
-)
+from anyformer.data.media_rows import with_references
+from anyformer.data.readers import LISTS, Rows, collect, selected
+from anyformer.recipe import ColumnName, ColumnNames, Root, TableFile, single_columns
 
 DAMAGED = (OSError, ValueError, KeyError, MemoryError, OverflowError)  # beside its own, what pyarrow raises
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
-LISTS = ("words", "tags")  # columns that may be lists of strings
 
 
-def read_table(source: TableFile, data: Data, columns: dict[str, ColumnNames]) -> tuple[File, Parsed]:
+def table_rows(source: TableFile, data: Root, by: str | None) -> Rows:
+    """Return the rows of a table."""
+    names = {**source.columns(), **({} if by is None else {"by": by})}
+    group = "group" if "group" in names else None
+    roles = [role for role in names if role != group]
+    if source.holds_answers:
+        roles = list(dict.fromkeys([MESSAGES, *roles]))
+    if not roles:
+        raise ConfigError([Fault("", "names no column: set `source` and `target`, or `text`")])
+    file, rows = read_table(source, data, names)
+    return collect(selected(source, rows, group), dict.fromkeys(roles, file))
+
+
+def read_table(source: TableFile, data: Root, columns: dict[str, ColumnNames]) -> tuple[File, Parsed]:
     """The rows of a table by role; `columns` names the column of each, or several that are joined."""
     file, rows = _read_single(source, data, single_columns(columns))
     if source.decimal == "," and "label" in columns:
         rows = _with_decimal_points(rows)
-    if media := media_columns(source, columns):
+    kinds = source.media()
+    if media := {key: kinds[name] for key, name in single_columns(columns).items() if name in kinds}:
         rows = with_references(rows, media, locate(source.path, data).parent)
     joined = {role: len(names) for role, names in columns.items() if isinstance(names, tuple)}
     rows = _joined(rows, joined, source.join) if joined else rows
-    if holds_answers(source):
+    if source.holds_answers:
         rows = ((number, row if isinstance(row, str) else prompt_and_answers(row)) for number, row in rows)
     return file, rows
 
@@ -69,18 +74,18 @@ def _with_decimal_points(rows: Parsed) -> Parsed:
             yield number, f"the label {label[:40]!r} is no number with a decimal comma"
 
 
-def _read_single(source: TableFile, data: Data, columns: dict[str, ColumnName]) -> tuple[File, Parsed]:
+def _read_single(source: TableFile, data: Root, columns: dict[str, ColumnName]) -> tuple[File, Parsed]:
     """The rows of a table by the keys of single columns."""
-    form = table_format(source)
+    form = source.form
     if form is None:
-        raise ConfigError([unknown_format(source)])
+        raise ConfigError([source.unknown_format()])
     wanted = {role: str(name) for role, name in columns.items()}
     if form == "parquet":
         path = _parquet(source, data)
-        return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path), holds_answers(source))
+        return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path), source.holds_answers)
     file = open_files(source, data, "path")["path"]
     if form == "jsonl":
-        return file, _rows(_objects(source, file), wanted, file.name, holds_answers(source))
+        return file, _rows(_objects(source, file), wanted, file.name, source.holds_answers)
     return file, _cells(source, file, columns, form)
 
 
@@ -257,7 +262,7 @@ def _no_number(word: str) -> str:
 # -- Parquet ----------------------------------------------------------------------------------------------------------
 
 
-def _parquet(source: TableFile, data: Data) -> Path:
+def _parquet(source: TableFile, data: Root) -> Path:
     if source.encoding != "utf-8":
         raise ConfigError([Fault("encoding", f"= {source.encoding!r}: text in Parquet is utf-8 always")])
     if not source.header:

@@ -2,12 +2,69 @@
 
 import re
 
-from anyformer.config.spec import ConfigError, Fault
-from anyformer.data.files import File, Parsed
-from anyformer.recipe import TextFile
+from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
+from anyformer.data.files import (
+    TEXT_SUFFIXES,
+    File,
+    Parsed,
+    files_below,
+    is_text_file,
+    locate,
+    open_below,
+    open_files,
+)
+from anyformer.data.readers import Rows, collect, concatenate, labelled, selected
+from anyformer.recipe import MatchedLines, ParallelFiles, Root, TextFile
+
+ROLES = ("source", "target", "rejected", "text", "pair", "label", "words", "tags")  # of groups in a pattern
 
 
-def documents(source: TextFile, file: File, text: str, start: int, stop: int) -> Parsed:
+def text_rows(source: TextFile, data: Root) -> Rows:
+    """Return the documents of some files; `start` and `stop` are fractions of the characters of all of them."""
+    files = _open_texts(source, data)
+    texts = [file.text.replace("\r\n", "\n") for file in files]
+    total, begin, rows = sum(map(len, texts)), 0, list[Rows]()
+    start, stop = int(total * source.start), int(total * source.stop)
+    for file, text in zip(files, texts, strict=True):
+        found = _documents(source, file, text, max(0, start - begin), max(0, stop - begin))
+        rows.append(collect(found, {"text": file}))
+        begin += len(text)
+    return labelled(rows[0] if len(rows) == 1 else concatenate(rows, visible(source.path)), source.label)
+
+
+def parallel_rows(source: ParallelFiles, data: Root) -> Rows:
+    """Return pairs of lines."""
+    files = open_files(source, data, "source", "target")
+    return collect(selected(source, _pairs(files), source.group), files)
+
+
+def matched_rows(source: MatchedLines, data: Root, by: str | None) -> Rows:
+    """Return the groups of the pattern in each line."""
+    pattern = re.compile(source.pattern)
+    file = open_files(source, data, "path")["path"]
+    roles = [role for role in ROLES if role in pattern.groupindex]
+    if by is not None and by not in pattern.groupindex:
+        what = f"the pattern has no group of this name; {did_you_mean(by, pattern.groupindex)}"
+        raise ConfigError([Fault("by", f"= {by!r}: {what}")])
+    matched = selected(source, _matches(pattern, file, by), source.group)
+    return labelled(collect(matched, dict.fromkeys([*roles, *(["by"] if by else [])], file)), source.label)
+
+
+def _open_texts(source: TextFile, data: Root) -> list[File]:
+    """The file that a source names, or the text files in a folder and those below it, in the order of their names."""
+    try:
+        path = locate(source.path, data)
+    except ConfigError as error:
+        raise ConfigError(fault.under("path") for fault in error.faults) from None
+    if not path.is_dir():
+        return [open_files(source, data, "path")["path"]]
+    if not (paths := list(filter(is_text_file, files_below(path)))):
+        what = f"= {source.path!r}: {visible(str(path))} has no text files ({', '.join(TEXT_SUFFIXES)})"
+        raise ConfigError([Fault("path", what)])
+    return [open_below(source.path, path, source.encoding) for path in paths]
+
+
+def _documents(source: TextFile, file: File, text: str, start: int, stop: int) -> Parsed:
     """Yield the documents of a file from a character to another; a line belongs to the part with its first one."""
     if source.document == "line":
         at = 0
@@ -27,7 +84,7 @@ def documents(source: TextFile, file: File, text: str, start: int, stop: int) ->
         yield first, {"text": "\n".join(readable)}
 
 
-def parallel_rows(files: dict[str, File]) -> Parsed:
+def _pairs(files: dict[str, File]) -> Parsed:
     """Yield the lines of two files with the same number of lines, as source and target."""
     sources, targets = files["source"].lines(), files["target"].lines()
     if len(sources) != len(targets):
@@ -37,7 +94,7 @@ def parallel_rows(files: dict[str, File]) -> Parsed:
         yield number, {"source": source, "target": target}
 
 
-def matched_rows(pattern: re.Pattern[str], file: File, by: str | None) -> Parsed:
+def _matches(pattern: re.Pattern[str], file: File, by: str | None) -> Parsed:
     """Yield the groups of a pattern in each line, and the group `by` as such."""
     for number, line in enumerate(file.lines(), 1):
         if not line:

@@ -23,7 +23,8 @@ import numpy as np
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import read_bytes, regular
 from anyformer.data.media_files import BadFile, first_line, load_arrays
-from anyformer.recipe import Data
+from anyformer.data.readers import BadRow, Rows, part_of
+from anyformer.recipe import EPISODES, Root, Trajectories
 
 ARRAYS = ("observations", "actions", "rewards", "lengths", "missions", "seeds")
 
@@ -87,7 +88,7 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_episodes(name: str, data: Data) -> tuple[str, Episodes]:
+def read_episodes(name: str, data: Root) -> tuple[str, Episodes]:
     """Return the path of a file, and its episodes."""
     suffix = Path(name).suffix.lower()
     try:
@@ -104,20 +105,24 @@ def read_episodes(name: str, data: Data) -> tuple[str, Episodes]:
     raise ConfigError([Fault("path", f"= {name!r}: trajectories are .npz or .jsonl files")])
 
 
-def to_columns(
-    numbered: Iterable[tuple[int, Episode | str]],
-) -> tuple[dict[str, list[str]], list[int], list[tuple[int, str]]]:
-    """Return columns with one row per episode, their numbers, and the numbers of bad ones with the reason."""
-    columns: dict[str, list[str]] = {role: [] for role in ("text", "observations", "actions", "rewards")}
-    numbers, bad = list[int](), list[tuple[int, str]]()
+def recorded_rows(source: Trajectories, data: Root) -> Rows:
+    """Return the episodes of a file."""
+    name, episodes = read_episodes(source.path, data)
+    return episode_rows(name, part_of(source, enumerate(episodes, 1)))
+
+
+def episode_rows(name: str, numbered: Iterable[tuple[int, Episode | str]]) -> Rows:
+    """Return one row per episode."""
+    columns: dict[str, list[str]] = {role: [] for role in EPISODES}
+    numbers, bad = list[int](), list[BadRow]()
     for number, episode in numbered:
         if isinstance(episode, str):
-            bad.append((number, episode))
+            bad.append(BadRow(name, number, episode))
             continue
         numbers.append(number)
         for values, cell in zip(columns.values(), episode.cells(), strict=True):
             values.append(cell)
-    return columns, numbers, bad
+    return Rows(columns, name, numbers, tuple(bad))
 
 
 def _episodes(path: str) -> Iterator[Episode]:

@@ -3,40 +3,14 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import assert_never
 
 from anyformer.config import ConfigError, io
 from anyformer.data.files import locate
 from anyformer.data.media import files_in, references_end
 from anyformer.data.media_files import PICTURES, SOUNDS
 from anyformer.data.readers import read
-from anyformer.data.synthetic import generate
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import (
-    Additions,
-    ArrayFile,
-    ClassFolders,
-    ConllFile,
-    Data,
-    Digits,
-    JoinedSources,
-    KeyToDoorWalks,
-    MatchedLines,
-    MixedSources,
-    MixturePart,
-    ParallelFiles,
-    PassKeys,
-    Recipe,
-    Scenes,
-    Shards,
-    SoundFiles,
-    Source,
-    SquadFile,
-    TableFile,
-    TextFile,
-    Trajectories,
-    WrittenDates,
-)
+from anyformer.recipe import SAMPLED, Data, MixturePart, Recipe, Source
 from anyformer.run import Run
 from anyformer.tasks.base import media_of
 from anyformer.tasks.mlm import MaskedLanguageModelling
@@ -60,10 +34,8 @@ TEXTS = (
 MUCH_SHORTER = 0.8  # a later text is chosen if its tokens per byte are fewer by this factor
 MIN_WORDS = 4
 SECOND = "A fox jumps."
-MAX_FILE_BYTES = 8 * 2**20  # larger files are not read for one example
 MAX_CHARACTERS = 80
 MAX_VOCABULARY = 1000  # the first ids, which are often the most frequent words
-SAMPLE_ROWS = 8  # the longest of these rows is shown
 
 
 def example(run: Run, folder: Path) -> tuple[str, str]:
@@ -121,41 +93,20 @@ def _any_file(run: Run, folders: Sequence[Path]) -> str:
 
 
 def _row(run: Run, source: Source, data: Data) -> dict[str, str]:
-    """Return one of the first rows of a source by column; empty if the source is a folder, a large file or shards."""
-    match source:
-        case JoinedSources(parts=parts):
-            return _row(run, parts[0], data)
-        case MixedSources(parts=mixed):
-            name = run.spec.name if isinstance(run.spec, MixturePart) else mixed[0].name
-            return _row(run, next(part.rows for part in mixed if part.name == name), data)
-        case Shards() | ClassFolders(media=None) | SoundFiles() | Trajectories() | KeyToDoorWalks():
-            return {}
-        case Digits() | WrittenDates() | Additions() | PassKeys():
-            columns = generate(source.model_copy(update={"count": SAMPLE_ROWS}), "valid", 0)
-        case Scenes() | ClassFolders() | ArrayFile():
-            columns = read(source, data, "valid", 0).columns
-        case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name):
-            columns = _file_columns(source, name, data)
-        case ConllFile(path=name) | MatchedLines(path=name) | SquadFile(path=name):
-            columns = _file_columns(source, name, data)
-        case _:
-            assert_never(source)
+    """Return one of the first rows of a source by column; empty if reading it would take long."""
+    if inner := source.inner():
+        name = run.spec.name if isinstance(run.spec, MixturePart) else inner[0][1]
+        return _row(run, next(part for _, known, part in inner if known == name), data)
+    few = source.sample(data)
+    columns = {} if few is None else read(few, data, "valid", 0).columns
     texts = columns.get("source") or columns.get("text") or []
-    longest = max(range(min(SAMPLE_ROWS, len(texts))), key=lambda i: len(texts[i]), default=None)
+    longest = max(range(min(SAMPLED, len(texts))), key=lambda i: len(texts[i]), default=None)
     return {} if longest is None else {role: values[longest] for role, values in columns.items()}
-
-
-def _file_columns(source: Source, name: str, data: Data) -> dict[str, list[str]]:
-    """Return the columns of a file; empty if it is missing or large."""
-    path = locate(name, data)
-    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-        return {}
-    return read(source, data, "valid", 0).columns
 
 
 def _shorten(text: str) -> str:
     """Return the longest of the first lines, cut at the end of a word after the last reference."""
-    lines = [line.strip() for line in text.splitlines()[:SAMPLE_ROWS]]
+    lines = [line.strip() for line in text.splitlines()[:SAMPLED]]
     first = max(lines, key=len, default="")
     end = references_end(first)
     rest = first[end:]
@@ -176,22 +127,7 @@ def media_folders(run: Run, folder: Path) -> tuple[Path, ...]:
 
 def _folders(source: Source, data: Data) -> Iterator[Path]:
     """Yield the folder of each file or folder that a source names."""
-    match source:
-        case JoinedSources(parts=parts):
-            yield from (path for part in parts for path in _folders(part, data))
-        case MixedSources(parts=mixed):
-            yield from (path for part in mixed for path in _folders(part.rows, data))
-        case Digits() | WrittenDates() | Additions() | PassKeys() | Scenes() | KeyToDoorWalks() | Shards():
-            pass
-        case ParallelFiles(source=name) | TextFile(path=name) | TableFile(path=name) | ClassFolders(path=name):
-            yield _folder(locate(name, data))
-        case ConllFile(path=name) | MatchedLines(path=name) | SoundFiles(path=name) | SquadFile(path=name):
-            yield _folder(locate(name, data))
-        case ArrayFile(path=name) | Trajectories(path=name):
-            yield _folder(locate(name, data))
-        case _:
-            assert_never(source)
-
-
-def _folder(path: Path) -> Path:
-    return path if path.is_dir() else path.parent
+    for one in (*(part for _, _, part in source.inner()), source):
+        for name in one.files:
+            path = locate(getattr(one, name), data)
+            yield path if path.is_dir() else path.parent

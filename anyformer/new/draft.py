@@ -16,7 +16,7 @@ from anyformer.new.overrides import override_lines
 from anyformer.new.texts import TextStats, measure
 from anyformer.new.toml import toml
 from anyformer.recipe import PARTS, Classify, Embed, LanguageModel, MaskedLanguageModel, Regress, Seq2Seq, Tag, Task
-from anyformer.recipe.sources import SPLITS
+from anyformer.recipe.source import SPLITS
 
 TASKS = {  # the names that users give to tasks
     "translate": "seq2seq",

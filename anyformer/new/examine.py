@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.delimited import DELIMITERS, read_csv
 from anyformer.data.files import TEXT_SUFFIXES, File, files_below, is_text_file, read_bytes
 from anyformer.data.tables import DECIMAL_COMMA, open_parquet, parquet_rows, parse_object
 from anyformer.new.encodings import detect_encoding
-from anyformer.recipe import TABLE_FORMATS, Data, TextFile
+from anyformer.recipe import TABLE_FORMATS
 
 MAX_ROWS = 20_000  # of a table that are examined
 SNIFFED = 2**16  # characters of a CSV by which its delimiter is found
@@ -32,6 +32,14 @@ Format = Literal["tsv", "csv", "jsonl", "parquet"]
 Kind = Literal["table", "conll", "labelled", "text", "texts", "folders"]
 FORMS = {"labelled": "lines that begin with a label", "text": "plain text", "folders": "a folder for each class"}
 CONLLU = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+
+
+class _WorkingFolder(NamedTuple):
+    root: str = "."
+    sets: tuple[str, ...] = ()
+
+
+HERE = _WorkingFolder()  # where paths of the command line begin
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def examine(path: str, roles: tuple[str, ...], table: bool) -> Examined:
     if suffix_of(path) == "parquet":
         return _parquet(path)
     try:
-        raw = read_bytes(path, Data(train=TextFile(path=path), root="."))[1]
+        raw = read_bytes(path, HERE)[1]
     except ConfigError as error:
         raise ConfigError(Fault("--data", one.message) for one in error.faults) from None
     encoding = detect_encoding(raw)
@@ -292,8 +300,7 @@ def _texts(path: str) -> Examined:
     if not texts:
         what = f"{visible(path)} has no text files ({', '.join(TEXT_SUFFIXES)})"
         raise ConfigError([Fault("--data", what + (f"; left out: {counts}" if counts else ""))])
-    data = Data(train=TextFile(path=path), root=".")
-    raw = [read_bytes(str(file), data)[1] for file in texts]
+    raw = [read_bytes(str(file), HERE)[1] for file in texts]
     encoding = detect_encoding(b"\n".join(raw))
     found = [one.decode(encoding, "replace") for one in raw]
     why = f"{len(texts)} text files in {path} and folders below"

@@ -3,15 +3,17 @@
 augment    random changes of images and sounds in training
 batches    padded, packed, crops, ordered
 bins       numbers as tokens
+data       the sources of a recipe, joined and mixed ones
 imported_task  tasks of imported models
 model_split  which models several processes can share: layers or rows
 optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
 schedule   learning-rate schedules
 seq2seq_task  tasks that answer a source: seq2seq, preferences, rewards, mixtures
-source_faults  which sources fit which task
-sources    data: files, shards, synthetic tasks
+source     the family of data sources, and which fit which task
+sources    sources in files: texts, lines, folders, arrays, shards
 synthetic  synthetic sources: digits, dates, additions, scenes
+table      tables as a source, and their formats
 task       tasks, with the columns they read, their metrics and the models they need
 tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
 train      settings of the training loop
@@ -22,13 +24,16 @@ width_transfer  muP: one learning rate for models of all widths
 from anyformer.recipe.augment import *
 from anyformer.recipe.batches import *
 from anyformer.recipe.bins import *
+from anyformer.recipe.data import *
 from anyformer.recipe.imported_task import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
 from anyformer.recipe.schedule import *
 from anyformer.recipe.seq2seq_task import *
+from anyformer.recipe.source import *
 from anyformer.recipe.sources import *
 from anyformer.recipe.synthetic import *
+from anyformer.recipe.table import *
 from anyformer.recipe.task import *
 from anyformer.recipe.tokenizer import *
 from anyformer.recipe.train import *

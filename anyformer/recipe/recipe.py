@@ -9,10 +9,10 @@ from anyformer.config import ConfigError, Fault, ModelConfig, Spec
 from anyformer.config.spec import Count, did_you_mean
 from anyformer.datasets.registry import registry
 from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
+from anyformer.recipe.data import Data, MixedSources, splits
 from anyformer.recipe.model_split import context_faults
 from anyformer.recipe.seq2seq_task import Mixture, Preferences, Rewards, Seq2Seq
-from anyformer.recipe.source_faults import source_faults
-from anyformer.recipe.sources import Data, MixedSources, Shards, splits
+from anyformer.recipe.source import source_faults
 from anyformer.recipe.task import (
     Actions,
     Chat,
@@ -106,7 +106,7 @@ def _unfit_batches(recipe: Recipe) -> str:
             return f"the task {recipe.task.kind} reads each chunk of a text separately; use another kind"
     if decoder and decoder.memory and kind != "ordered":
         return "a model with memory continues from batch to batch: use 'ordered'"
-    if isinstance(recipe.data.train, Shards) and kind not in ("crops", "ordered"):
+    if recipe.data.train.is_tokenised and kind not in ("crops", "ordered"):
         return "shards are one long text: use 'crops' or 'ordered'"
     return ""
 
@@ -125,7 +125,7 @@ def _data_faults(recipe: Recipe) -> Iterator[Fault]:
     for kind in ("image", "audio"):
         if getattr(data.augment, kind, None) is not None and not any(getattr(one, kind, None) for one in media):
             yield Fault(f"data.augment.{kind}", f"the model reads no {kind}: set `media` of its input")
-    if isinstance(data.train, Shards) and isinstance(task, LanguageModel) and task.framed:
+    if data.train.is_tokenised and isinstance(task, LanguageModel) and task.framed:
         yield Fault("task.framed", "= true: shards hold plain texts, each followed by <eos>; set it to false")
 
 
@@ -149,7 +149,7 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("model.tie", f"= '{model.tie}': two tokenizers have two vocabularies, which cannot share a table")
     if isinstance(tokenizer, RunTokenizer) and recipe.train.init_from is None and recipe.train.teacher is None:
         yield Fault("tokenizer", "= 'run': set train.init_from to the run that has the tokenizer")
-    if isinstance(recipe.data.train, Shards):
+    if recipe.data.train.is_tokenised:
         if not isinstance(tokenizer, DataTokenizer | TokenizerFile | RunTokenizer):
             yield Fault("tokenizer", f"= '{tokenizer.kind}': shards include their tokenizer: use 'data'")
     elif isinstance(tokenizer, DataTokenizer):

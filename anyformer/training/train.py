@@ -18,7 +18,7 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
 from anyformer.processes import check_shared, locked, read_lock, restart_count
-from anyformer.recipe import AnyTask, Classify, NamedSources, NamedSplit, Recipe, Regress, Tag, splits
+from anyformer.recipe import AnyTask, Classify, NamedSplit, Recipe, Regress, Tag, splits
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
@@ -195,7 +195,7 @@ def split_sources(recipe: Recipe, split: str, path: Path) -> list[NamedSplit]:
     known = splits(recipe.data)
     if chosen := [one for one in known if split in (one.name, one.split)]:
         return chosen
-    names = [*(one.name for one in known), *(["test"] if isinstance(recipe.data.test, NamedSources) else [])]
+    names = dict.fromkeys([*(one.name for one in known), *(one.split for one in known)])
     raise ConfigError([Fault(f"data.{split}", f"is not in {path}; --split can be {', '.join(names)}")])
 
 

@@ -19,7 +19,7 @@ from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows, read
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import Bytes, Chat, Data, Padded, Preferences, Recipe, Rewards, Seq2Seq, TableFile, columns
-from anyformer.recipe.source_faults import source_faults
+from anyformer.recipe.source import source_faults
 from anyformer.run import Run, load
 from anyformer.serve.http.service import ServedRun
 from anyformer.tasks.build import build_task
