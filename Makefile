@@ -101,18 +101,18 @@ clean:  ## remove what was built and cached; keeps .venv and runs
 # A stamp is as new as pyproject.toml and constraints.txt, or the environment is brought up to date.
 $(DEV): $(PINS) $(BIN)/python
 	@echo "installing what the tests need into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install -qq -e ".[dev]" -c constraints.txt
+	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev]" -c constraints.txt
 	@touch $(DEMO) $(DOCS) $@
 
 # What the demo and the documentation need is part of what the tests need: the rule above renews these stamps too.
 $(DEMO): $(PINS) $(BIN)/python
 	@echo "installing what the demo needs into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install -qq -e ".[plot]" -c constraints.txt
+	@$(BIN)/python -m pip install -qq --no-compile -e ".[plot]" -c constraints.txt
 	@touch $@
 
 $(DOCS): $(PINS) $(BIN)/python
 	@echo "installing what the documentation needs into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install -qq -e ".[docs]" -c constraints.txt
+	@$(BIN)/python -m pip install -qq --no-compile -e ".[docs]" -c constraints.txt
 	@touch $@
 
 $(BIN)/python:

@@ -9,10 +9,7 @@
 The names below are loaded when first used: importing `anyformer` costs no torch.
 """
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-from anyformer.moved import MovedModules
 
 if TYPE_CHECKING:
     from anyformer import config as config, presets as presets
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     from anyformer.transforms.quantise import quantise as quantise
 
 __version__ = "0.1.0"
-
-sys.meta_path.append(MovedModules())
 
 # name -> the module that holds it; a module holds itself
 _HOMES = {

@@ -16,7 +16,6 @@ PACKAGE = ROOT / "anyformer"
 # them. A unit is a file or folder of `anyformer/`; the files of `config/` are units themselves.
 UNDER: dict[str, tuple[str, ...]] = {
     "conventions": (),
-    "moved": (),
     "config.spec": (),
     "config.rotary_scaling": ("config.spec",),
     "config.media": ("config.cost", "config.spec"),
@@ -89,7 +88,6 @@ BUILT = ("nn", "kernels", "data", "training")
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
-    "moved",
     "conventions",
     "config",
     "presets",
