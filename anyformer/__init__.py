@@ -12,7 +12,7 @@ The names below are loaded when first used: importing `anyformer` costs no torch
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anyformer import config as config, presets as presets
+    from anyformer import config as config, presets as presets, testing as testing
     from anyformer.config.model import ModelConfig as ModelConfig
     from anyformer.config.part import register as register
     from anyformer.config.spec import ConfigError as ConfigError
@@ -48,6 +48,7 @@ _HOMES = {
     "quantise": "anyformer.transforms.quantise",
     "register": "anyformer.config.part",
     "show": "anyformer.explore.show",
+    "testing": "anyformer.testing",
     "to_hf": "anyformer.interop.hf_folder",
     "train": "anyformer.training.train",
     "training_memory": "anyformer.inspection.memory",
@@ -70,6 +71,7 @@ __all__ = [
     "quantise",
     "register",
     "show",
+    "testing",
     "to_hf",
     "train",
     "training_memory",

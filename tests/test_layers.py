@@ -67,6 +67,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "run_inspection": ("run",),
     "parallel": ("nn", "data"),  # splits the modules of nn, and batches
     "training": ("run", "recipes", "parallel"),
+    "testing": ("parallel", "inspection", "decoding"),  # laws of parts, for their authors and for our tests
     "doctor": ("training",),  # prints what training chooses
     "environments": ("run",),
     "serve": ("run",),
@@ -78,7 +79,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "comparison": ("lab",),
     "explore": ("lab", "run_inspection"),
     "batch": ("serve", "ray_cluster"),
-    "cli": ("explore", "comparison", "doctor", "new", "environments", "batch", "forecast", "evaluation"),
+    "cli": ("testing", "explore", "comparison", "doctor", "new", "environments", "batch", "forecast", "evaluation"),
     "__main__": ("cli",),
 }
 

@@ -73,6 +73,7 @@ VERBS = {
     ],
     "generate": ["run", "--prompt", "--samples", "--n-best", *DECODING],
     "chat": ["run", "--system", *DECODING],
+    "check": ["parts", "[changes]", "--skip", "--json"],
     "plan": [
         "model",
         "[changes]",
@@ -199,6 +200,7 @@ def test_names() -> None:
         "quantise",
         "register",
         "show",
+        "testing",
         "to_hf",
         "train",
         "training_memory",

@@ -4,6 +4,7 @@ Importing it imports no torch, and neither do most verbs: a verb imports what it
 
 app               The program: help, exit codes, errors
 chat              `chat`: a conversation with a chat model
+check             `check`: the laws of parts of one's own
 compare           `compare`: runs beside each other
 data              `data`: token shards of large corpora
 decoding_options  Options of all verbs that generate text
@@ -26,6 +27,6 @@ torch_import      Import of torch while other modules are imported
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, plan, new, recipes, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
+from anyformer.cli import models, check, plan, new, recipes, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
 from anyformer.cli import inspect, explore, compare, serve, lab  # noqa: F401
 from anyformer.cli.app import app as app, main as main

@@ -109,6 +109,31 @@ def find() -> bool:
 FINDERS.append(find)
 
 
+def parts_of(place: str) -> list[type[Part]]:
+    """Return the parts of a file, or of an installed package or module; of PLACE:NAME those with this class or kind."""
+    name, _, wanted = place.partition(":")
+    module = name
+    if name.endswith(".py"):
+        import_file(name)
+        module = Path(name).stem
+    else:
+        find()
+
+    def own() -> list[type[Part]]:
+        homes = {
+            home for home, source in _SOURCES.items() if name == source.package or f"{home}.".startswith(f"{module}.")
+        }
+        return [part for part in all_parts() if part.__module__ in homes]
+
+    if not own():
+        _register_all(_imported(name, place), Source(package=name), place)
+    chosen = [part for part in own() if wanted in ("", part.__name__, kind_of(part))]
+    if not chosen:
+        names = ", ".join(part.__name__ for part in own())
+        raise ConfigError([Fault(visible(place), f"there is no '{visible(wanted)}' in it, but {names}")])
+    return chosen
+
+
 def outside_parts(value: Any) -> Iterator[Part]:
     """Yield the parts of a spec that are not of this package."""
     if isinstance(value, Part) and type(value).__module__.partition(".")[0] != PACKAGE:

@@ -8,6 +8,7 @@ The other weights are whole in every process. The gradients of some of them are 
 process uses them for its own heads only (`whole_weights`).
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import cast
 
@@ -20,10 +21,12 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from anyformer.attention.position_module import Positions
 from anyformer.config.adapter import within
+from anyformer.conventions import Note
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.attention_variants.latent import LatentProjection
+from anyformer.nn.block import Sublayer
 from anyformer.nn.experts import Mixture
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import VocabularyHead
@@ -49,6 +52,12 @@ from anyformer.parallel.split_modules import (
     become,
 )
 from anyformer.parallel.split_vocabulary import SplitTokenInput, SplitVocabularyHead
+
+SPLIT_ATTENTION: dict[type[nn.Module], type[SplitAttention]] = {
+    MultiHeadAttention: SplitAttention,
+    DisentangledAttention: SplitDisentangledAttention,
+    GlobalTokenAttention: SplitGlobalTokenAttention,
+}
 
 # -- how each kind of module is split ---------------------------------------------------------------------------------
 
@@ -114,12 +123,9 @@ class Heads(ParallelStyle):
             plan = {"latent": Compressed()}
         if module.gate is not None:
             plan["gate"] = Columns()
-        kind: type[SplitAttention] = SplitAttention
         if isinstance(module, DisentangledAttention):
-            kind = SplitDisentangledAttention
             plan |= {} if module.own is None else {"own": Columns()}
         elif isinstance(module, GlobalTokenAttention):
-            kind = SplitGlobalTokenAttention
             plan["global_qkv"] = Columns()
         if isinstance(module.out, Linear):
             plan["out"] = Rows()
@@ -128,7 +134,7 @@ class Heads(ParallelStyle):
         parallelize_module(module, mesh, plan)
         shard(module, "sinks", mesh, 0)
         module.heads, module.groups = module.heads // mesh.size(), module.groups // mesh.size()
-        become(module, kind, mesh=mesh)
+        become(module, SPLIT_ATTENTION[type(module)], mesh=mesh)
         return module
 
 
@@ -210,29 +216,35 @@ class SplitTransformer(Transformer):
 def split_model(model: Transformer, mesh: DeviceMesh) -> None:
     """Split a model with all its weights among the processes of a one-dimensional mesh.
 
-    Modules without a rule, such as recurrent mixers and an image tower, stay whole in every process.
+    Modules without a rule, such as recurrent mixers, those of parts from outside and an image tower, stay whole in
+    every process, which a note says. So does all attention of a stack with one such layer: it shares their biases.
     """
     plan, partial = dict[str, ParallelStyle](), list[str]()
-    for name, module in model.named_modules():
-        if name.startswith("image_tower."):
-            continue
+    modules = [(name, module) for name, module in model.named_modules() if not name.startswith("image_tower.")]
+    for name, module in modules:
         match module:
-            case MultiHeadAttention():
-                plan[name] = Heads()
-                norms = ("q_norm", "k_norm") if module.latent is None else ("latent.norm", "latent.query_norm")
-                partial += [f"{name}.{part}" for part in (*norms, "value_mix")]
-            case PlainFFN() | GatedFFN() if not name.endswith(".shared"):
+            case PlainFFN() | GatedFFN() if type(module) in (PlainFFN, GatedFFN) and not name.endswith(".shared"):
                 plan[name] = Hidden()
-            case Mixture():
+            case Mixture() if type(module) is Mixture:
                 plan[name] = ByExpert()
             case TokenInput() | VocabularyHead():
                 plan[name] = ByToken(model.config.vocab)
-            case BlockStack():
-                for i, positions in enumerate(module.schemes):
-                    become(positions, SplitPositions, mesh=mesh)
-                    if not cast(Positions, positions).scheme.reads_content():  # else a split layer reads its tables
-                        partial.append(f"{name}.schemes.{i}")
+    for name, stack in modules:
+        if not isinstance(stack, BlockStack):
+            continue
+        own = {at: part for at, part in modules if isinstance(part, MultiHeadAttention) and within(at, name)}
+        if any(type(attention) not in SPLIT_ATTENTION for attention in own.values()):
+            continue
+        for at, attention in own.items():
+            plan[at] = Heads()
+            norms = ("q_norm", "k_norm") if attention.latent is None else ("latent.norm", "latent.query_norm")
+            partial += [f"{at}.{part}" for part in (*norms, "value_mix")]
+        for i, positions in enumerate(stack.schemes):
+            become(positions, SplitPositions, mesh=mesh)
+            if not cast(Positions, positions).scheme.reads_content():  # else a split layer reads its tables
+                partial.append(f"{name}.schemes.{i}")
     parallelize_module(model, mesh, plan)
+    _say_what_is_whole(model)
     columns = {name: module for name, module in model.named_modules() if isinstance(module, ColumnLinear)}
     partial += [f"{name}.lora.a" for name in columns]
     whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -248,6 +260,17 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
         },
         whole_weights={name: any(within(name, part) for part in partial) for name in whole},
     )
+
+
+def _say_what_is_whole(model: Transformer) -> None:
+    """Name the sublayers of which every process computes all."""
+    inners = [sublayer.inner for sublayer in model.modules() if isinstance(sublayer, Sublayer)]
+    weights = [(type(inner).__name__, list(inner.parameters())) for inner in inners]
+    whole = dict.fromkeys(name for name, some in weights if some and not any(isinstance(x, DTensor) for x in some))
+    if whole:
+        warnings.warn(
+            f"every process computes all of {', '.join(whole)}: parallel.tensor does not split it", Note, stacklevel=2
+        )
 
 
 def in_model_order(model: nn.Module, name: str, x: Tensor) -> Tensor:

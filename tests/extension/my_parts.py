@@ -150,7 +150,7 @@ class Mean(Mixer):
 
     def cost(self, width, b, t, side):
         cached = self.stores(width).cached(b, t) * (side == "decoder")
-        return linear(width, width, b * t, bias=False) + Cost(cached=cached)
+        return linear(width, width, b * t, bias=False) + Cost(flops=2 * b * t * t * width, cached=cached)
 
 
 class MeanModule(nn.Module):

@@ -12,10 +12,13 @@ from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import Causal, NoPosition, import_file
+from anyformer.config.outside import outside_parts
 from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.context import Context
-from tests.extension.laws import VOCAB, built, holds_its_laws, model_with
+from anyformer.testing import check_part
+from anyformer.testing.check import SPLIT
+from anyformer.testing.subject import VOCAB, built, model_with
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "parts"
 PARTS = {
@@ -59,7 +62,9 @@ def test_all_examples_are_tried() -> None:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_an_example_obeys_the_laws(name: str) -> None:
-    holds_its_laws(model_with(**PARTS[name]))
+    config = model_with(**PARTS[name])
+    for part in dict.fromkeys(outside_parts(config)):
+        check_part(part, around=PARTS[name], skip=(SPLIT,))
 
 
 def test_kerple_is_a_logarithm_of_the_distance() -> None:

@@ -13,19 +13,9 @@ import anyformer as af
 from anyformer.config import ConfigError, ModelConfig, Norm, import_file, io
 from anyformer.config.cost import Cost
 from anyformer.recipes.from_run import config_of_run
-from tests.extension.laws import holds_its_laws, model_with
+from anyformer.testing.subject import model_with
 
 FILE = Path(__file__).with_name("my_parts.py")
-PARTS = {
-    "position": {"position": "logarithm"},
-    "pattern": {"mixer": {"heads": 2, "pattern": {"kind": "strided", "step": 3}}},
-    "norm": {"norm": "scale"},
-    "activation": {"feedforward": {"kind": "gated", "activation": "mish"}},
-    "feedforward": {"feedforward": {"kind": "bottleneck", "rank": 3}},
-    "network": {"feedforward": {"kind": "experts", "count": 3, "top_k": 2, "expert": "wide", "shared": 1}},
-    "attention": {"mixer": {"kind": "double", "heads": 2}, "position": "rotary"},
-    "mixer": {"mixer": "mean"},
-}
 DECODER = "decoder.blocks.0"
 CHANGES = [
     "decoder.position=logarithm",
@@ -45,11 +35,6 @@ def anyformer(*args: object, **environment: str) -> subprocess.CompletedProcess[
     command = [sys.executable, "-m", "anyformer", *map(str, args)]
     own = {key: value for key, value in os.environ.items() if key != "ANYFORMER_IMPORT"} | environment
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=own)
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_from_outside_obeys_the_laws(name: str) -> None:
-    holds_its_laws(model_with(**PARTS[name]))
 
 
 def test_the_schema_knows_parts_from_outside() -> None:

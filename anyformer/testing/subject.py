@@ -1,0 +1,149 @@
+"""A part in a small model whose other parts are known to be right."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.config import (
+    Activation,
+    ConfigError,
+    FeedForward,
+    Mixer,
+    ModelConfig,
+    Norm,
+    Pattern,
+    Position,
+    Router,
+    Side,
+    Stack,
+    io,
+)
+from anyformer.config.part import Part
+from anyformer.nn.block import Sublayer
+from anyformer.nn.experts import Mixture
+from anyformer.nn.model import Transformer
+
+VOCAB, WIDTH, LENGTH, ROWS = 12, 8, 9, 3
+
+Around = Callable[[Part], dict[str, Any]]
+"""Returns the parts of a block, and the position scheme of its stack, with a part in them."""
+
+AROUND: dict[type[Part], Around] = {
+    Position: lambda part: {"position": part},
+    Pattern: lambda part: {"mixer": {"heads": 2, "pattern": part}},
+    Norm: lambda part: {"norm": part},
+    Activation: lambda part: {"feedforward": {"kind": "plain", "width": 6, "activation": part}},
+    FeedForward: lambda part: {"feedforward": part},
+    Router: lambda part: {"feedforward": {"kind": "experts", "count": 4, "top_k": 2, "router": part}},
+    Mixer: lambda part: {"mixer": part},
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A part, and the config of a model with it."""
+
+    part: Part
+    config: ModelConfig
+
+    @cached_property
+    def model(self) -> Transformer:
+        """The model; laws that change it copy it."""
+        return built(self.config)
+
+    def copy(self) -> Transformer:
+        return deepcopy(self.model)
+
+    @property
+    def side(self) -> Side:
+        return "encoder" if self.config.decoder is None else "decoder"
+
+    @property
+    def stack(self) -> Stack:
+        return self.config.stacks[self.side]
+
+    @property
+    def reads_back(self) -> bool:
+        """Whether a token reads no later one, as the mixer claims."""
+        return self.stack.blocks[0].mixer.reads_back(self.side)
+
+    @property
+    def generates(self) -> bool:
+        return self.side == "decoder" and self.reads_back
+
+    @cached_property
+    def ids(self) -> Tensor:
+        return random_ids(0)
+
+    @cached_property
+    def out(self) -> Tensor:
+        """The output for `ids`."""
+        with torch.no_grad():
+            out: Tensor = self.model(self.ids)
+        return out
+
+    def modules(self, model: Transformer) -> Iterator[nn.Module]:
+        """Yield the modules of the part in a model that are called with activations, if it has any."""
+        for module in model.modules():
+            if isinstance(self.part, Norm) and isinstance(module, Sublayer):
+                yield from (module.norm_in, module.norm_branch, module.norm_sum)
+            elif isinstance(self.part, Router) and isinstance(module, Mixture):
+                yield module.router
+        if isinstance(self.part, Mixer | FeedForward):
+            name = "mixer" if isinstance(self.part, Mixer) else "feedforward"
+            blocks = model.get_submodule(self.side).get_submodule("blocks").children()
+            inners = (block.get_submodule(f"{name}.inner") for block in blocks if name in dict(block.named_children()))
+            yield from inners
+
+
+def built(config: ModelConfig, seed: int = 0) -> Transformer:
+    """Return a model in double precision and eval mode, with random weights: none is 0 or 1."""
+    torch.manual_seed(seed)
+    model = Transformer(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def close(found: Tensor, expected: Tensor, message: str) -> None:
+    assert found.shape == expected.shape, f"{message}: the shape is {list(found.shape)}, not {list(expected.shape)}"
+    assert bool(found.isfinite().all()), f"{message}: not all values are finite"
+    error = float((found - expected).detach().abs().max()) if found.numel() else 0.0
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6), f"{message}: they differ by {error:.2g}"
+
+
+def random_ids(seed: int, rows: int = ROWS, length: int = LENGTH) -> Tensor:
+    return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def model_with(side: Side = "decoder", **parts: Any) -> ModelConfig:
+    """Return a model of two blocks with these parts of a block, and `position`: of attention, if no mixer is given."""
+    position = parts.pop("position", "none")
+    block = {"mixer": {"heads": 2}, "norm": "rms", **parts}
+    stack = {"depth": 2, "blocks": block, "position": position, "final_norm": "rms"}
+    ends = {"decoder": ("target", "lm"), "encoder": ("source", "masked_lm")}[side]
+    tokens = {"kind": "tokens", "vocab": VOCAB}
+    return io.build(ModelConfig, {"width": WIDTH, ends[0]: tokens, side: stack, "head": ends[1]})
+
+
+def subjects(part: Part, around: dict[str, Any]) -> list[Subject]:
+    """Return a decoder with a part, and an encoder if the part is about what tokens read, or fits into no decoder."""
+    found, fault = list[Subject](), None
+    sides: tuple[Side, ...] = ("decoder", "encoder")
+    for side in sides:
+        if found and not isinstance(part, Position | Pattern | Mixer):
+            break
+        try:
+            found.append(Subject(part, model_with(side, **around)))
+        except ConfigError as error:
+            fault = fault or error
+    if not found:
+        assert fault is not None
+        raise fault
+    return found
