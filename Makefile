@@ -4,6 +4,7 @@ JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/.installed-dev
+ALL    := $(VENV)/.installed-dev-all
 DEMO   := $(VENV)/.installed-demo
 DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
@@ -32,23 +33,23 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist loadfile --no
 test: $(DEV)  ## laws, parts and commands, on JOBS workers (2)
 	$(PYTEST) -m "not system"
 
-test-system: $(DEV)  ## tests with browsers, compilers, the wheel, several processes
+test-system: $(ALL)  ## tests with browsers, compilers, the wheel, several processes
 	$(PYTEST) -m system
 
 # One run imports and collects once. The setting only lets it enter tests/docs_site, too.
-check: $(DEV) browser docs  ## all of test, test-system and docs-test in one run
+check: $(ALL) browser docs  ## all of test, test-system and docs-test in one run
 	$(PYTEST) -o norecursedirs=".*"
 
 thorough:  ## check with all of the rotating groups and many more examples (hours)
 	HYPOTHESIS_PROFILE=thorough $(MAKE) check
 
-durations: $(DEV) browser docs  ## measure the time of each test file; write tests/durations.json
+durations: $(ALL) browser docs  ## measure the time of each test file; write tests/durations.json
 	$(PYTEST) -o norecursedirs=".*" --store-durations
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure
 	$(BIN)/pytest tests/gpu
 
-torture: $(DEV)  ## kill training, damage run folders, configs and data (about an hour); see tests/torture
+torture: $(ALL)  ## kill training, damage run folders, configs and data (about an hour); see tests/torture
 	$(BIN)/python -m tests.torture
 
 fuzz-serve: $(DEV)  ## 20,000 random requests to the HTTP server (about 10 minutes): no 5xx, nothing undeclared
@@ -75,7 +76,7 @@ docs: $(DOCS) reference  ## the documentation as a site: open site/index.html
 	$(BIN)/python -m zensical build --strict
 	$(BIN)/python -m docs_site.source_links site
 
-docs-test: $(DEV) browser docs  ## the site, and everything that its pages show: commands, Python, tutorials
+docs-test: $(ALL) browser docs  ## the site, and everything that its pages show: commands, Python, tutorials
 	$(PYTEST) tests/docs_site
 
 bench: $(DEV)  ## measure this CPU beside torch.nn and transformers, and write docs/benchmarks.md
@@ -104,7 +105,12 @@ $(DEV): $(PINS) $(BIN)/python
 	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev]" -c constraints.txt
 	@touch $(DEMO) $(DOCS) $@
 
-# What the demo and the documentation need is part of what the tests need: the rule above renews these stamps too.
+$(ALL): $(PINS) $(BIN)/python
+	@echo "installing what all tests need into $(VENV) (minutes the first time)"
+	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev-all]" -c constraints.txt
+	@touch $(DEMO) $(DOCS) $(DEV) $@
+
+# What the demo and the documentation need is part of what the tests need: the rules above renew these stamps too.
 $(DEMO): $(PINS) $(BIN)/python
 	@echo "installing what the demo needs into $(VENV) (minutes the first time)"
 	@$(BIN)/python -m pip install -qq --no-compile -e ".[plot]" -c constraints.txt

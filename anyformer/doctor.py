@@ -20,6 +20,7 @@ from anyformer.hardware import measure_flops, stated_flops, usable_cores
 from anyformer.training.machine import Choice, choose_execution, find_compiler
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
+# those of users: `docs` and `dev` are for work on anyformer itself
 EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("huggingface_hub", "jinja2", "transformers"),
     "eval": ("jinja2", "pyyaml", "sacrebleu"),
@@ -31,29 +32,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "constrain": ("llguidance",),
     "serve": ("fastapi", "jinja2", "uvicorn"),
     "log": ("tensorboard",),
-    "docs": ("latex2mathml", "zensical"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "gguf": ("gguf", "jinja2"),
-    "dev": (
-        "axe-playwright-python",
-        "build",
-        "hatchling",
-        "httpx",
-        "hypothesis",
-        "mypy",
-        "openai",
-        "peft",
-        "playwright",
-        "pre-commit",
-        "pytest",
-        "pytest-xdist",
-        "ray",
-        "ruff",
-        "schemathesis",
-        "sentence-transformers",
-        "seqeval",
-        "xllamacpp",
-    ),
 }
 
 # -- facts ----------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _unplugged() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """One browser for all tests of a worker: a second one cannot be started beside it."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `dev-all` (playwright)")
     if CHROMIUM is None:
         pytest.skip("the browser tests need Chromium")
     with playwright.sync_playwright() as started:

@@ -115,14 +115,12 @@ def test_precision_of_a_recipe() -> None:
 
 
 def test_each_extra_is_imported_by_the_package() -> None:
-    """Those of users: `docs` is for the site, `dev` for tests."""
     text = "".join(path.read_text(encoding="utf-8") for path in Path(af.__file__).parent.rglob("*.py"))
     imported = set(re.findall(r"(?:import|from) (\w+)|import_module\(\"(\w+)", text))
     modules = {one for pair in imported for one in pair} | {"tensorboard" if "torch.utils.tensorboard" in text else ""}
     names = {"pillow": "PIL", "pyyaml": "yaml"}
     for extra, packages in EXTRAS.items():
-        if extra not in ("dev", "docs"):
-            assert [one for one in packages if names.get(one, one) in modules], extra
+        assert [one for one in packages if names.get(one, one) in modules], extra
 
 
 def test_printed_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +159,9 @@ def test_packages_are_those_of_pyproject() -> None:
         return {re.split(r"[<>=!~ ;\[]", r)[0] for r in requirements} - {"anyformer"}
 
     assert set(CORE) == names(project["dependencies"])
+    extras = {extra: names(requirements) for extra, requirements in project["optional-dependencies"].items()}
     assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {
-        extra: names(requirements) for extra, requirements in project["optional-dependencies"].items()
+        extra: packages for extra, packages in extras.items() if extra not in ("dev", "dev-all", "docs")
     }
 
 

@@ -256,7 +256,7 @@ def test_one_cluster_for_all_files(folder: Path, lines: Path, monkeypatch: pytes
 def test_a_cluster_that_does_not_start_is_one_line(
     folder: Path, lines: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, address: str | None
 ) -> None:
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 
     def init(**_: Any) -> None:
         raise error

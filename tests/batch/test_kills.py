@@ -12,5 +12,5 @@ def test_a_killed_process(tmp_path: Path) -> None:
 
 
 def test_a_killed_cluster(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs the extra `ray`")
     predictions.run(tmp_path, 13_000, local_kills=0, ray_kills=1)

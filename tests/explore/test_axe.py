@@ -20,7 +20,7 @@ CHECK = "(part) => axe.run(part, { resultTypes: ['violations'], preload: false }
 @pytest.fixture(scope="module")
 def axe() -> str:
     """The script of axe-core (MPL 2.0), which the package `axe-playwright-python` (MIT) carries."""
-    pytest.importorskip("axe_playwright_python", reason="the check needs the package axe-playwright-python")
+    pytest.importorskip("axe_playwright_python", reason="needs the extra `dev-all` (axe-playwright-python)")
     return (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 

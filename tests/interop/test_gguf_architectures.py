@@ -19,7 +19,7 @@ from anyformer.run import Run
 from anyformer.tasks.build import build_task
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
-pytest.importorskip("xllamacpp", reason="needs llama.cpp: pip install xllamacpp")
+pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")
 from tests.interop.llama_cpp import LlamaCpp
 
 SPEC, TEXT = LanguageModel(), train_tokenizer(Bytes(), ["a"])

@@ -75,7 +75,7 @@ def written(run: Run, folder: Path, dtype: Dtype) -> Path:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_llama_cpp_gives_our_greedy_ids(trained: dict[str, Run], name: str, tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="needs llama.cpp: pip install xllamacpp")
+    pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")
     from tests.interop.llama_cpp import LlamaCpp
 
     run, ids = trained[name], BYTES.encode(PROMPT)
@@ -169,7 +169,7 @@ def test_narrow_rows_are_f16_and_large_values_are_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "default"])
 def test_llama_cpp_splits_texts_as_we_do(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="needs llama.cpp: pip install xllamacpp")
+    pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")
     from tests.interop.llama_cpp import LlamaCpp
 
     how = SPLITTINGS[kind]

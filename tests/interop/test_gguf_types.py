@@ -10,7 +10,7 @@ from anyformer.interop import import_model
 from anyformer.interop.gguf_file import FLOATS, QUANTISED
 
 gguf = pytest.importorskip("gguf", reason="needs the extra `gguf`")
-pytest.importorskip("xllamacpp", reason="needs llama.cpp: pip install xllamacpp")
+pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")
 from tests.interop.gguf_files import F32, TOKENIZER, TOKENS, write  # noqa: E402
 from tests.interop.llama_cpp import LlamaCpp  # noqa: E402
 

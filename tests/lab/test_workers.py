@@ -136,7 +136,7 @@ def descendants(pid: int) -> Iterator[tuple[int, str]]:
             yield from descendants(int(path.name))
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'anyformer[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of Ray by /proc")
 def test_ray_with_a_killed_worker_equals_jobs(file: Path, by_jobs: Path) -> None:
     out = file.parent / "out"
@@ -165,7 +165,7 @@ def test_without_ray_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 
 
 def test_an_address_where_nothing_listens_is_one_line() -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'anyformer[ray]'")
+    pytest.importorskip("ray", reason="needs the extra `ray`")
     with pytest.raises(ConfigError, match=r"^--address = '127\.0\.0\.1:1': no Ray cluster answers there \(.*\)$"):
         next(RayEngine(address="127.0.0.1:1").run(grids.CellTraining(GRID), GRID.cells(), lambda *_: None))
 

@@ -19,7 +19,7 @@ SECONDS_TO_START = 120
 
 @pytest.mark.system
 def test_replicas_behind_one_address(tmp_path: Path):
-    pytest.importorskip("ray.serve", reason='needs pip install "ray[serve]"', exc_type=ImportError)
+    pytest.importorskip("ray.serve", reason="needs the extra `dev-all` (ray[serve])", exc_type=ImportError)
     (folder,) = written(tmp_path, ["bytes"])
     (expected,) = af.load(folder).generate(["ab"], max_new_tokens=6, temperature=0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
