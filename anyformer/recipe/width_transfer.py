@@ -91,7 +91,7 @@ def scale_faults(model: ModelConfig, scale: WidthScale, optimizer: Optimizer, in
     at, why = "train.scale", "= 'mup'"
     if init_from is not None:
         yield Fault(at, f"{why}: scales new weights; leave it out with train.init_from")
-    if optimizer.width_rate is None:
+    if type(optimizer).width_rate is None:
         *others, last = (f"'{kind_of(part)}'" for part in Optimizer.choices() if part.width_rate is not None)
         instead = f"{', '.join(others)} or {last}"
         yield Fault(at, f"{why}: has no learning rates for '{optimizer.kind}'; use {instead}")
