@@ -39,7 +39,7 @@ from anyformer.atomic_folder import (
     writing as writing,
 )
 from anyformer.config import ConfigError, Fault, IdInput, LabelHead, ModelConfig, io
-from anyformer.config.outside import check_record, record
+from anyformer.config.outside import RECORD, check_record, record
 from anyformer.config.spec import visible
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
@@ -199,7 +199,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     listed = verify(folder)
     if missing := REQUIRED - listed:  # a file without a checksum is not read
         raise ConfigError([Fault(str(folder / name), "is not in manifest.json") for name in sorted(missing)])
-    check_record(folder)
+    check_record(folder / RECORD)
     config = io.load(ModelConfig, folder / "config.json")
     check_model(config, str(folder / "config.json"), bytes_per_value=1)  # whatever the precision of the weights
     file, task = _read_task(folder, listed)
@@ -361,7 +361,7 @@ def write_run(folder: Path, run: Run) -> None:
 def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
     """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
-    record(config, folder)
+    record(config, folder / RECORD)
     media, source = media_of(task), task.source_tokenizer is not None
     required = media is not None and media.required
     io.save(TaskFile(task=spec, source_tokenizer=source, media_required=required), folder / "task.json")

@@ -41,6 +41,7 @@ MODULES = {  # headings, in the order of the pages
     "train": "Training",
     "optimizer": "Optimisers",
     "schedule": "Schedules",
+    "logger": "Loggers",
     "width_transfer": "Width transfer",
     "strategy": "Strategies",
     "grid": "Grids",
@@ -122,7 +123,7 @@ def _default(value: Any) -> str:
         return f"`{getattr(value, 'kind', '')}`" + (" …" if changed else "") if hasattr(value, "kind") else "`{}`"
     if isinstance(value, float):
         return f"`{value:g}`"
-    return f"`{json.dumps(value, ensure_ascii=False)}`"
+    return f"`{json.dumps(value, ensure_ascii=False, default=lambda part: part.kind)}`"
 
 
 def _type(node: dict[str, Any], homes: dict[str, str]) -> str:

@@ -42,8 +42,8 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.schema": ("config.spec",),
     "config.overrides": ("config.parse",),
     "config.outside": ("config.part",),
-    "config.io": ("config.model", "config.overrides", "config.schema"),
-    "config": ("config.io", "config.outside"),  # its __init__.py, which only collects
+    "config.io": ("config.model", "config.overrides", "config.schema", "config.outside"),
+    "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
     "datasets": ("config", "processes", "conventions"),
     "recipe": ("presets", "datasets"),

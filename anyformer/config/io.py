@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import tomli_w
 
+from anyformer.config.outside import check_record, record_of
 from anyformer.config.overrides import DEEPEST, diff as diff, merge as merge, override as override
 from anyformer.config.parse import build as build, to_data as to_data
 from anyformer.config.schema import schema as schema
@@ -70,6 +71,7 @@ def write_file(path: Path, content: bytes) -> None:
 def load(cls: type[S], path: str | Path) -> S:
     """Read .toml or .json, by the suffix; a `ConfigError` names the file in every fault."""
     tables = read_tables(path)
+    check_record(record_of(Path(path)))
     with faults_in(path):
         return build(cls, tables)
 

@@ -24,7 +24,7 @@ from anyformer.config.spec import FINDERS, ConfigError, Fault, Spec, visible
 
 GROUP = "anyformer.parts"  # of entry points
 VARIABLE = "ANYFORMER_IMPORT"  # files that child processes import, too
-RECORD = "parts.json"  # beside a config with parts from outside
+RECORD = "parts.json"  # beside the config of a model with parts from outside
 
 
 class Source(NamedTuple):
@@ -144,31 +144,37 @@ def outside_parts(value: Any) -> Iterator[Part]:
             yield from outside_parts(each)
 
 
-def record(spec: Spec, folder: Path) -> None:
-    """Write what a spec in a folder needs from outside, if anything: `parts.json`, and a copy of each file."""
+def record_of(path: Path) -> Path:
+    """Return the file beside a saved spec that says which parts from outside it needs."""
+    return path.with_name(f"{path.stem}.{RECORD}")
+
+
+def record(spec: Spec, path: Path) -> None:
+    """Write what a spec needs from outside, if anything, to a file, and beside it a copy of each file with parts."""
     classes = dict.fromkeys(type(part) for part in outside_parts(spec))
     sources = {cls: _SOURCES.get(cls.__module__, Source()) for cls in classes}
     for source in {source for source in sources.values() if source.file}:
         content = Path(source.file).read_bytes()
         if hashlib.sha256(content).hexdigest() == source.sha256:
-            (folder / Path(source.file).name).write_bytes(content)
+            (path.parent / Path(source.file).name).write_bytes(content)
     if sources:
         found = {
             f"{families(cls)[-1].__name__} {kind_of(cls)}": source._asdict() | {"file": Path(source.file).name}
             for cls, source in sources.items()
         }
-        (folder / RECORD).write_text(json.dumps(found, indent=2), encoding="utf-8")
+        path.write_text(json.dumps(found, indent=2), encoding="utf-8")
 
 
-def check_record(folder: Path) -> None:
-    """Refuse the config of a run whose parts from outside are not known, by name; warn of a file that has changed."""
+def check_record(path: Path) -> None:
+    """Refuse a spec whose recorded parts from outside are not known, by name; warn of a file that has changed."""
+    folder = path.parent
     try:
-        recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        recorded = json.loads(path.read_text(encoding="utf-8"))
         needed = [(*key.split(" ", 1), Source(**source)) for key, source in recorded.items()]
     except FileNotFoundError:
         return
     except (OSError, ValueError, TypeError, AttributeError):
-        raise ConfigError([Fault(visible(str(folder / RECORD)), "is damaged: it lists no parts")]) from None
+        raise ConfigError([Fault(visible(str(path)), "is damaged: it lists no parts")]) from None
     find()
     known = {(families(part)[-1].__name__, kind_of(part)): part for part in all_parts()}
     faults, place = list[Fault](), visible(str(folder))

@@ -5,6 +5,7 @@ batches    padded, packed, crops, ordered
 bins       numbers as tokens
 data       the sources of a recipe, joined and mixed ones
 imported_task  tasks of imported models
+logger     where metrics are written beside metrics.jsonl
 model_split  which models several processes can share: layers or rows
 optimizer  optimisers and their settings
 recipe     Recipe and the rules between its parts
@@ -26,6 +27,7 @@ from anyformer.recipe.batches import *
 from anyformer.recipe.bins import *
 from anyformer.recipe.data import *
 from anyformer.recipe.imported_task import *
+from anyformer.recipe.logger import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
 from anyformer.recipe.schedule import *

@@ -6,6 +6,7 @@ from pydantic import model_validator
 
 from anyformer.config import ConfigError, Fault, Spec
 from anyformer.config.spec import Count, Flag, Fraction, Positive, Probability, Size
+from anyformer.recipe.logger import Logger, TensorBoard
 from anyformer.recipe.optimizer import Optimizer
 from anyformer.recipe.schedule import Constant, Schedule
 from anyformer.recipe.task import Metric, Share
@@ -73,12 +74,15 @@ class Train(Spec):
     freeze: tuple[str, ...] = ()  # names of weights or modules that are not trained: "encoder.blocks.0"
     layer_decay: Fraction = 1.0  # learning rate of a layer ÷ that of the layer above; the head has the full rate
     log_every: Size = 10  # steps between two lines of metrics
+    loggers: tuple[Logger, ...] = (TensorBoard(),)  # what gets these lines, beside metrics.jsonl
 
     @model_validator(mode="after")
-    def _check_minutes(self) -> Self:
+    def _check(self) -> Self:
         if self.minutes is not None and self.steps != PARTS:
             what = f"= {self.steps}: with minutes it is {PARTS}, the parts of that time; or set train.minutes = none"
             raise ConfigError([Fault("steps", what)])
+        if again := [i for i, one in enumerate(self.loggers) if one.kind in {other.kind for other in self.loggers[:i]}]:
+            raise ConfigError(Fault(f"loggers.{i}", f"= '{self.loggers[i].kind}': is there already") for i in again)
         return self
 
 

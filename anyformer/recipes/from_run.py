@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.atomic_folder import MANIFEST, verify_file
 from anyformer.config import LM, ConfigError, Fault, MaskedLM, ModelConfig, io
-from anyformer.config.outside import check_record
+from anyformer.config.outside import RECORD, check_record
 from anyformer.config.overrides import assignment
 
 FROM, FIRST = "model.from", "train.init_from"
@@ -20,7 +20,7 @@ def config_of_run(folder: Path) -> ModelConfig:
         is_listed = os.path.lexists(home / MANIFEST)
         if is_listed or (home / "config.json").is_file():
             path = verify_file(home, "config.json") if is_listed else home / "config.json"
-            check_record(home)
+            check_record(home / RECORD)
             return io.load(ModelConfig, path)
     raise ConfigError([Fault(str(folder), "is not the folder of a run: it has no config.json")])
 

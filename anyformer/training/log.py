@@ -1,27 +1,20 @@
-"""Log of a training run: a progress bar on a terminal, lines elsewhere, metrics.jsonl and a loss curve.
-
-Where the package tensorboard is installed, the metrics also go to the folder `tensorboard` of the run.
-"""
+"""Log of a training run: a progress bar on a terminal, lines elsewhere, metrics.jsonl, loggers and a loss curve."""
 
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anyformer.atomic_folder import must_be_file, writing
 from anyformer.config import ConfigError, Fault
-from anyformer.recipe import LOWER_IS_BETTER
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from anyformer.recipe import LOWER_IS_BETTER, Logger
 
 SPEED_SECONDS = 10  # time over which speed is measured
 SECONDS_BETWEEN_LINES = 5  # where there is no terminal
@@ -40,10 +33,12 @@ class Log:
         every: int,
         at_peak: float | None = None,
         place: float | None = None,
+        loggers: Sequence[Logger] = (),
     ):
         """`at_peak`: tokens per second at an MFU of 1, if it is known. `place`: of step `start` in the schedule."""
         self.folder, self.path = folder, folder / "metrics.jsonl"
         self.steps, self.first, self.console, self.every, self.at_peak = steps, start, console, every, at_peak
+        self.loggers, self.opened = list(loggers), dict[str, Any]()
         self.shown = time.perf_counter()
         place = start if place is None else place
         self.recent = deque([(self.shown, place, 0)])  # time, place in the schedule, and tokens so far
@@ -69,13 +64,20 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
-        if "board" in vars(self) and self.board is not None:
-            self.board.close()
+        for logger in list(self.loggers):
+            if (to := self.opened.get(logger.kind)) is not None:
+                with self._dropping(logger):
+                    logger.close(to)
 
-    @cached_property
-    def board(self) -> "SummaryWriter | None":
-        """TensorBoard's writer, opened at the first line of metrics: its import would delay the first step."""
-        return open_board(self.folder / "tensorboard", self.first)
+    @contextmanager
+    def _dropping(self, logger: Logger) -> Iterator[None]:
+        """Drop a logger that raises an error: no run is lost for it."""
+        try:
+            yield
+        except Exception as error:
+            self.loggers.remove(logger)
+            what = f"failed, and gets no further lines: {type(error).__name__}: {error}"
+            self.print(f"train.loggers: '{logger.kind}' {what}")
 
     def drop_after(self, step: int) -> None:
         """Remove the lines of steps that a resumed run repeats."""
@@ -89,10 +91,12 @@ class Log:
     def write(self, step: int, **values: Any) -> None:
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
-        if self.board is not None:
-            for name, value in values.items():
-                if isinstance(value, float | int):
-                    self.board.add_scalar(name, value, step)
+        for logger in list(self.loggers):
+            with self._dropping(logger):
+                if logger.kind not in self.opened:  # not before the first line: an import would delay the first step
+                    self.opened[logger.kind] = logger.open(self.folder / logger.kind, self.first)
+                if (to := self.opened[logger.kind]) is not None:
+                    logger.write(to, step, values)
 
     def step(
         self,
@@ -180,16 +184,6 @@ class SilentLog(Log):
 
     def print(self, text: str) -> None:
         pass
-
-
-def open_board(folder: Path, step: int) -> "SummaryWriter | None":
-    """Return TensorBoard's writer, None if it is not installed. Events after `step` of an earlier run are hidden."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
-    except ImportError:
-        return None
-    with writing(folder):
-        return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -224,9 +224,8 @@ def _open_log(job: Job) -> Log:
     spec = job.recipe.train
     if not job.ranks.is_first:
         return SilentLog()
-    return Log(
-        job.out, spec.steps, job.state.step, job.console, spec.log_every, tokens_at_peak(job), job.state.progress
-    )
+    at_peak, place = tokens_at_peak(job), job.state.progress
+    return Log(job.out, spec.steps, job.state.step, job.console, spec.log_every, at_peak, place, spec.loggers)
 
 
 def tokens_at_peak(job: Job) -> float | None:

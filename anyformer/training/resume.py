@@ -6,15 +6,16 @@ from pathlib import Path
 from rich.console import Console
 
 from anyformer.config import ConfigError, Fault, io
+from anyformer.config.part import kind_of
 from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_file
 from anyformer.data.paths import named
 from anyformer.processes import LOCK
-from anyformer.recipe import Recipe, compares_with_start
+from anyformer.recipe import Logger, Recipe, compares_with_start
 from anyformer.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
-BEFORE_A_CHECKPOINT = (RECIPE, PLACES, "metrics.jsonl", "tensorboard", "state", SNAPSHOTS)
+BEFORE_A_CHECKPOINT = (RECIPE, PLACES, "metrics.jsonl", "state", SNAPSHOTS)
 CHANGEABLE = (
     "train.steps",
     "train.minutes",
@@ -24,6 +25,7 @@ CHANGEABLE = (
     "parallel.tensor",
     "parallel.context",
     "parallel.timeout",
+    "train.loggers",
 )  # settings that may differ when a run is resumed
 
 
@@ -42,7 +44,7 @@ def find_checkpoint(recipe: Recipe, out: Path, resume: bool) -> tuple[Path | Non
     if not resume:
         raise ConfigError([Fault(str(out), "holds a run: add --resume to continue it, or choose another --out")])
     before = io.load(Recipe, saved_recipe)
-    if changes := [change for change in io.diff(before, recipe) if change.path not in CHANGEABLE]:
+    if changes := [change for change in io.diff(before, recipe) if not change.path.startswith(CHANGEABLE)]:
         lines = [Fault(str(out), f"holds another run: {change}") for change in changes[:10]]
         raise ConfigError(lines)
     good, damaged = verify_checkpoints(out)
@@ -100,4 +102,6 @@ def _is_untrained(out: Path, files: set[Path]) -> bool:
     """Return True if a folder holds only files that a training writes before its first checkpoint."""
     state, weights = out / "state", [path for path in snapshots(out) if int(path.name.removeprefix("step-")) > 0]
     empty = not weights and (not state.is_dir() or {*state.iterdir()} == {*leftovers(state)})
-    return empty and out / RECIPE in files and {path.name for path in files} <= {*BEFORE_A_CHECKPOINT}
+    loggers = {kind_of(part) for part in Logger.choices()}
+    known = all(path.name in BEFORE_A_CHECKPOINT or path.stem in loggers for path in files)
+    return empty and out / RECIPE in files and known

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from anyformer.config import io
+from anyformer.config.outside import record, record_of
 from anyformer.run import RECIPE, write_folder, write_model
 from anyformer.training.checkpoint import (
     checkpoint_path,
@@ -46,6 +47,7 @@ def save(job: Job) -> Path:
     def fill(folder: Path) -> None:
         write_model(folder, weights, job.model.config, job.task.spec, job.task)
         io.save(job.recipe, folder / RECIPE)
+        record(job.recipe, record_of(folder / RECIPE))
         write_state(folder, state, tensors, now, scaler, job.data)
 
     def write() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anyformer.attention.attend import without_plans
 from anyformer.config import ConfigError, Fault, io
+from anyformer.config.outside import record, record_of
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
 from anyformer.processes import check_shared, locked, read_lock, restart_count
@@ -252,6 +253,7 @@ def _write(job: Job, weights: dict[str, Tensor]) -> None:
     with writing(job.out):
         (job.out / MANIFEST).unlink(missing_ok=True)  # until it is written again the run is unfinished
         write_model(job.out, weights, job.model.config, job.task.spec, job.task)
+        record(job.recipe, record_of(job.out / RECIPE))
         curve = draw_curve(job.out)
         (job.out / "README.md").write_text(_card(job, curve), encoding="utf-8")
         seal(job.out, names)

@@ -16,6 +16,7 @@ from anyformer.data.batch import Batch
 from anyformer.gpu_table import GPUS
 from anyformer.hardware import peak_flops, stated_flops
 from anyformer.inspection.count import count
+from anyformer.recipe import TensorBoard
 from anyformer.training import log as module
 from anyformer.training.log import Log, is_improving
 from anyformer.training.loop import fit
@@ -199,7 +200,7 @@ def test_tensorboard_shows_what_metrics_hold(tmp_path: Path, board: Any) -> None
 def test_steps_that_are_done_again_are_shown_once(tmp_path: Path, board: Any) -> None:
     for start, value in ((0, 1.0), (3, 2.0)):  # the first dies after step 5, its last checkpoint being of step 3
         time.sleep(1 - time.time() % 1)  # files are sorted by the second in their names; within one 10 is before 9
-        with Log(tmp_path, 6, start, quiet(), 1) as log:
+        with Log(tmp_path, 6, start, quiet(), 1, loggers=[TensorBoard()]) as log:
             for step in range(start + 1, start + 6 if start == 0 else 7):
                 log.write(step, loss=value)
     assert shown(board, tmp_path)["loss"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0)]
