@@ -361,7 +361,8 @@ def write_run(folder: Path, run: Run) -> None:
 def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
     """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
-    record(config, folder / RECORD)
+    tokenizers = [task.tokenizer, *filter(None, [task.source_tokenizer])]
+    record((config, *(tokenizer.part for tokenizer in tokenizers)), folder / RECORD)
     media, source = media_of(task), task.source_tokenizer is not None
     required = media is not None and media.required
     io.save(TaskFile(task=spec, source_tokenizer=source, media_required=required), folder / "task.json")

@@ -203,15 +203,15 @@ def _tokenizer(text: str) -> "Tokenizer | TextTokenizer":
     """One that is there, or the spec of one that is to be trained."""
     from anyformer.config.overrides import assignment
     from anyformer.config.parse import build
-    from anyformer.config.spec import ConfigError, Fault, kinds, members
+    from anyformer.config.spec import ConfigError, Fault
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.recipe import Tokenizer
+    from anyformer.recipe import trainable
 
     if os.path.exists(text):
         return TextTokenizer.load(text)
     _, value = assignment(f"tokenizer={text}")
     fields = {"kind": value} if isinstance(value, str) else value
-    known = {kind: spec for kind, spec in kinds(members(Tokenizer)).items() if kind != "file"}
+    known = trainable()
     if not isinstance(fields, dict) or fields.get("kind") not in known:
         what = f"= '{text}': no such file, and no kind; such as bytes or {{kind=\"bpe\", size=32000}}"
         raise ConfigError([Fault("tokenizer", f"{what}; known are {', '.join(known)}")])

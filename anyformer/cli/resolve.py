@@ -61,7 +61,7 @@ def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
     """Return a model with its vocabulary sizes: its own, or those of a recipe's tokenizers."""
     from anyformer.config import IdInput, LabelHead
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.recipe import Recipe
+    from anyformer.recipe import Recipe, Tokenizer
 
     tokenizers: dict[str, AnyTokenizer] = {}
     if isinstance(config, Recipe):
@@ -74,7 +74,7 @@ def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
         tokens, spec = getattr(model, name), tokenizers.get(name)
         if not isinstance(tokens, IdInput) or tokens.vocab is not None:
             continue
-        if spec is not None and (size := _size(spec)) is not None:
+        if isinstance(spec, Tokenizer) and (size := spec.ids()) is not None:
             changes[name] = tokens.model_copy(update={"vocab": size})
         else:
             why = f": the tokenizer {spec.kind} takes it from the data" if spec is not None else ""
@@ -84,27 +84,6 @@ def model_of(config: "ModelConfig | Recipe") -> "ModelConfig":
     if faults:
         raise ConfigError(faults)
     return model.model_copy(update=changes)
-
-
-def _size(spec: "AnyTokenizer") -> int | None:
-    """Return the number of ids of a tokenizer, if its spec fixes it. `words` has only a limit."""
-    from anyformer import recipe
-
-    match spec:
-        case recipe.BPE() | recipe.Unigram() | recipe.WordPiece():
-            return spec.size
-        case recipe.Bytes():
-            from anyformer.data.vocabulary import BYTES, SPECIAL
-
-            return len(BYTES) + len(SPECIAL)
-        case recipe.TokenizerFile():
-            from anyformer.data.tokenizer import TextTokenizer
-
-            return TextTokenizer.load(spec.path).size
-        case recipe.Characters() | recipe.Words() | recipe.RunTokenizer() | recipe.DataTokenizer():
-            return None
-        case _:
-            typing.assert_never(spec)
 
 
 def _resized(preset: "Callable[..., ModelConfig]", changes: list[str]) -> "ModelConfig":

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Plain text, or such text as .gz.")],
     out: Annotated[Path, typer.Option(help="The folder for tokenizer.json.")],
     kind: Annotated[
-        Literal["chars", "bytes", "words", "bpe", "unigram", "wordpiece"], typer.Option(help="What a token is.")
+        str, typer.Option(help="What a token is: chars, bytes, words, bpe, unigram, wordpiece, or a kind of your own.")
     ] = "bpe",
     size: Annotated[int | None, typer.Option(min=1, help="How many tokens at most; not for chars and bytes.")] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert text to lower case.")] = False,
@@ -29,15 +29,18 @@ def tokenizer_train(
     """Train a tokenizer on the lines of text files."""
     from rich.console import Console
 
-    from anyformer import recipe
-    from anyformer.config.spec import ConfigError, Fault, kinds, members
+    from anyformer.config.parse import build
+    from anyformer.config.spec import ConfigError, Fault, did_you_mean
     from anyformer.data.lines import read_lines
     from anyformer.data.tokenizer import file_of, train_tokenizer
+    from anyformer.recipe import trainable
 
     if os.path.exists(path := file_of(out)) or os.path.isfile(out):
         raise ConfigError([Fault(str(path), "exists already; choose another --out")])
+    if kind not in (known := trainable()):
+        raise ConfigError([Fault("--kind", f"= {kind!r}: unknown kind; {did_you_mean(kind, known)}")])
     given = {"size": size, "lowercase": lowercase or None}
-    spec = kinds(members(recipe.Tokenizer))[kind](**{key: value for key, value in given.items() if value is not None})
+    spec = build(known[kind], {key: value for key, value in given.items() if value is not None})
     example = ""
 
     def lines() -> "Iterator[str]":

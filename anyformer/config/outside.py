@@ -149,9 +149,9 @@ def record_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.{RECORD}")
 
 
-def record(spec: Spec, path: Path) -> None:
-    """Write what a spec needs from outside, if anything, to a file, and beside it a copy of each file with parts."""
-    classes = dict.fromkeys(type(part) for part in outside_parts(spec))
+def record(specs: Spec | tuple[Spec | None, ...], path: Path) -> None:
+    """Write what specs need from outside, if anything, to a file, and beside it a copy of each file with parts."""
+    classes = dict.fromkeys(type(part) for part in outside_parts(specs))
     sources = {cls: _SOURCES.get(cls.__module__, Source()) for cls in classes}
     for source in {source for source in sources.values() if source.file}:
         content = Path(source.file).read_bytes()

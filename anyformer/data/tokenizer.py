@@ -20,23 +20,26 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from anyformer import recipe
 from anyformer.config.io import write_file
+from anyformer.config.parse import to_data
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data.files import locate
 from anyformer.data.sentencepiece_tokenizer import PieceReader
 from anyformer.data.tokenizer_files import (
     CHAT as CHAT,
     FILE as FILE,
     NAMED,
     PAIRS as PAIRS,
+    PART,
     READER,
     ROLES as ROLES,
+    Reader,
     first_line,
     load_file,
     panicked as panicked,
     parse,
     wrong,
 )
-from anyformer.data.vocabulary import BYTES, checked, learn
+from anyformer.data.vocabulary import BYTES, checked
+from anyformer.recipe.source import Root
 
 if TYPE_CHECKING:
     from anyformer.data.media import MediaStore
@@ -49,8 +52,9 @@ class TextTokenizer:
 
     Text never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names the token of
     each role; a role that it does not name is missing. Without it the usual names are searched. A `reader` segments
-    texts in the place of the library's own model. `chat` are the chat templates by name (see `data/chat_template.py`).
-    With `media`, references to images and sounds in texts become negative ids (see `data/media.py`).
+    texts in the place of the library's own model: a SentencePiece model, or a part with code of its own. `chat` are
+    the chat templates by name (see `data/chat_template.py`). With `media`, references to images and sounds in texts
+    become negative ids (see `data/media.py`).
     """
 
     media: "MediaStore | None" = None
@@ -59,7 +63,7 @@ class TextTokenizer:
         self,
         inner: Tokenizer,
         roles: Mapping[str, str] | None = None,
-        reader: PieceReader | None = None,
+        reader: Reader | None = None,
         chat: Mapping[str, str] | None = None,
     ):
         inner.no_padding()  # some public files switch these on
@@ -110,7 +114,8 @@ class TextTokenizer:
     def to_json(self) -> str:
         """Return the text of a `tokenizer.json`; our own keys come before those of the library."""
         text = self._inner.to_str(pretty=True) + "\n"
-        ours = {NAMED: self._roles, READER: None if self._reader is None else self._reader.to_json(), CHAT: self.chat}
+        reader, part = self.reader and self.reader.to_json(), self.part and to_data(self.part)
+        ours = {NAMED: self._roles, READER: reader, PART: part, CHAT: self.chat}
         added = (
             f'\n  "{key}": {json.dumps(value, ensure_ascii=False)},' for key, value in ours.items() if value is not None
         )
@@ -126,7 +131,7 @@ class TextTokenizer:
         inner.add_special_tokens(list(names))
         return type(self)(inner, self._roles, self._reader, self.chat)
 
-    def with_reader(self, reader: PieceReader) -> Self:
+    def with_reader(self, reader: Reader) -> Self:
         """Return the same vocabulary with another reader of texts."""
         return type(self)(self._inner, self._roles, reader, self.chat)
 
@@ -149,7 +154,7 @@ class TextTokenizer:
         inner = Tokenizer.from_str(json.dumps(data))
         plain = {"normalized": False, "special": False}
         inner.add_tokens([AddedToken(other, **(plain | flags.get(name, {}))) for name, other in names.items()])
-        reader = self._reader and replace(self._reader, added=(*self._reader.added, *names.values()))
+        reader = self.reader and replace(self.reader, added=(*self.reader.added, *names.values()))
         return type(self)(inner, self._roles, reader)
 
     def special_id(self, name: str) -> int | None:
@@ -175,7 +180,12 @@ class TextTokenizer:
     @property
     def reader(self) -> PieceReader | None:
         """The SentencePiece model that segments texts, if there is one."""
-        return self._reader
+        return self._reader if isinstance(self._reader, PieceReader) else None
+
+    @property
+    def part(self) -> recipe.Segmented | None:
+        """The part that segments texts by code of its own, if there is one."""
+        return None if isinstance(self._reader, PieceReader) else self._reader
 
     def save(self, path: str | Path) -> None:
         """Write a .json file, or `tokenizer.json` in a folder, atomically."""
@@ -207,8 +217,11 @@ class TextTokenizer:
             return [self._plain(encoding.ids) for encoding in found]
 
     def _ids(self, text: str) -> list[int]:
-        if self._reader is not None:
-            return self._reader.encode(text, self._vocab)
+        if self.part is not None:
+            unknown = self._vocab["<unk>"]
+            return [self._vocab.get(token, unknown) for token in self.part.segment(text)]
+        if self.reader is not None:
+            return self.reader.encode(text, self._vocab)
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -218,7 +231,8 @@ class TextTokenizer:
         A tokenizer of SentencePiece that has no `tokenizer.json` has no offsets, and is refused.
         """
         if self._reader is not None:
-            raise ConfigError([Fault("tokenizer", "has no offsets: a SentencePiece model needs a tokenizer.json")])
+            why = "a SentencePiece model needs a tokenizer.json" if self.reader else "its code gives tokens alone"
+            raise ConfigError([Fault("tokenizer", f"has no offsets: {why}")])
         with _told():
             found = self._inner.encode(checked(text), add_special_tokens=False)
         pairs = zip(found.ids, found.offsets, strict=True)
@@ -330,20 +344,9 @@ class TextTokenizer:
         return self._inner.decoder.decode(tokens) if self._inner.decoder else " ".join(tokens)
 
 
-def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str], data: recipe.Data | None = None) -> TextTokenizer:
+def train_tokenizer(spec: recipe.Tokenizer, texts: Iterable[str], data: Root | None = None) -> TextTokenizer:
     """Return the tokenizer of a spec: trained on texts, read once, or loaded from a file under `data.root`."""
-    if not isinstance(spec, recipe.TokenizerFile):
-        return TextTokenizer(learn(spec, texts))
-    if data is None:
-        return TextTokenizer.load(spec.path, foreign=True)
-    try:
-        path = locate(spec.path, data)
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
-    try:
-        return TextTokenizer.load(path, foreign=True)
-    except ConfigError as error:
-        raise ConfigError(Fault("path", f"= {spec.path!r}: {fault}") for fault in error.faults) from None
+    return spec.make(texts, data)
 
 
 def file_of(path: str | Path) -> Path:

@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from anyformer import recipe
+from anyformer.config.parse import build
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.sentencepiece_tokenizer import PieceReader
 from anyformer.data.tokenizer_trial import try_tokenizer
@@ -24,10 +26,16 @@ ROLES = {
 }
 
 FILE = "tokenizer.json"
-NAMED, READER, CHAT = "roles", "sentencepiece", "chat_template"  # keys of our own, which come first in a file
+NAMED, READER, PART, CHAT = (
+    "roles",
+    "sentencepiece",
+    "part",
+    "chat_template",
+)  # our own keys, which come first
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
 
-Loaded = tuple[Tokenizer, dict[str, str] | None, PieceReader | None, dict[str, str] | None]
+Reader = PieceReader | recipe.Segmented
+Loaded = tuple[Tokenizer, dict[str, str] | None, Reader | None, dict[str, str] | None]
 
 
 def load_file(path: Path, foreign: bool) -> Loaded:
@@ -61,10 +69,12 @@ def parse(text: str, name: str | Path, foreign: bool = False) -> Loaded:
     """Parse the text of a `tokenizer.json`; a foreign one is tried in a child process first."""
     ours: dict[str, Any] = {}
     try:
-        while begin := re.match(rf'\s*{{\s*"({NAMED}|{READER}|{CHAT})"\s*:\s*', text):
+        while begin := re.match(rf'\s*{{\s*"({NAMED}|{READER}|{PART}|{CHAT})"\s*:\s*', text):
             ours[begin[1]], end = json.JSONDecoder().raw_decode(text, begin.end())
             text = "{" + text[end:].lstrip().removeprefix(",")
-        reader = PieceReader.from_json(ours[READER]) if READER in ours else None
+        reader: Reader | None = PieceReader.from_json(ours[READER]) if READER in ours else None
+        if PART in ours:
+            reader = _part(ours[PART])
         chat = ours.get(CHAT)
         if chat is not None and not (isinstance(chat, dict) and all(isinstance(one, str) for one in chat.values())):
             raise ValueError(f"{CHAT} must be a table of templates")
@@ -77,6 +87,14 @@ def parse(text: str, name: str | Path, foreign: bool = False) -> Loaded:
         if not isinstance(error, Exception) and not panicked(error):
             raise
         raise wrong(name, f"is no {FILE}: {first_line(error)}") from None
+
+
+def _part(stored: Any) -> recipe.Segmented:
+    """Return the part whose settings a file stores; its class is one that is known already, never one that it names."""
+    kind = str(stored.get("kind") if isinstance(stored, dict) else stored)
+    if (cls := recipe.trainable().get(kind)) is None or not issubclass(cls, recipe.Segmented):
+        raise ValueError(f"needs the tokenizer {kind!r}: give its file with --import FILE")
+    return build(cls, stored)
 
 
 def _byte_pairs(vocab: Path, merges: Path) -> Tokenizer:

@@ -6,10 +6,9 @@ The same texts give the same vocabulary, in any process and on any number of cor
 import json
 import os
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import assert_never
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -24,42 +23,23 @@ WORD = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}[\p{N}\p{M}]*| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 END = "\U0010ffff"  # no character, and in no text
 
 
-def _byte_characters() -> dict[str, int]:
+def _bytecharacters() -> dict[str, int]:
     """GPT-2's visible character for each byte: itself, or the next one free from Ā on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + n): byte for n, byte in enumerate(other)}
 
 
-BYTES = _byte_characters()
-
-Trained = recipe.Characters | recipe.Bytes | recipe.Words | recipe.BPE | recipe.Unigram | recipe.WordPiece
+BYTES = _bytecharacters()
 
 
-def learn(spec: Trained, texts: Iterable[str]) -> Tokenizer:
-    """The library's tokenizer of a kind, learnt from texts, which are read once; special tokens first."""
-    texts = _some(texts, needed=spec.kind != "bytes")
-    match spec:
-        case recipe.Characters():
-            inner = _characters(spec, texts)
-        case recipe.Bytes():
-            deque(texts, maxlen=0)  # nothing to train; the texts are only checked
-            inner = _bytes()
-        case recipe.Words():
-            inner = _words(spec, texts)
-        case recipe.BPE():
-            inner = _bpe(spec, texts)
-        case recipe.Unigram():
-            inner = _unigram(spec, texts)
-        case recipe.WordPiece():
-            inner = _wordpiece(spec, texts)
-        case _:
-            assert_never(spec)
+def with_special(inner: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that has all special tokens."""
     inner.add_special_tokens(list(SPECIAL))
     return inner
 
 
-def _characters(spec: recipe.Characters, texts: Iterable[str]) -> Tokenizer:
+def characters(spec: recipe.Characters, texts: Iterable[str]) -> Tokenizer:
     seen: set[str] = set()
     for text in texts:
         seen.update(text)
@@ -80,14 +60,14 @@ def _characters(spec: recipe.Characters, texts: Iterable[str]) -> Tokenizer:
     return inner
 
 
-def _bytes() -> Tokenizer:
+def all_bytes() -> Tokenizer:
     inner = Tokenizer(models.BPE(vocab=_numbered(*SPECIAL, *sorted(BYTES, key=BYTES.__getitem__)), merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     return inner
 
 
-def _words(spec: recipe.Words, texts: Iterable[str]) -> Tokenizer:
+def words(spec: recipe.Words, texts: Iterable[str]) -> Tokenizer:
     """Yield the words of texts; a special token written in a text is cut after its `<`, and so becomes two words."""
     _at_least(spec, len(SPECIAL) + 1)
     inner = Tokenizer(models.WordLevel(vocab={}, unk_token="<unk>"))
@@ -100,7 +80,7 @@ def _words(spec: recipe.Words, texts: Iterable[str]) -> Tokenizer:
     return inner
 
 
-def _bpe(spec: recipe.BPE, texts: Iterable[str]) -> Tokenizer:
+def byte_pairs(spec: recipe.BPE, texts: Iterable[str]) -> Tokenizer:
     """Byte-pair encoding (Sennrich et al. 2016) over bytes (Radford et al. 2019)."""
     _at_least(spec, len(SPECIAL) + len(BYTES))
     inner = Tokenizer(models.BPE())
@@ -121,7 +101,7 @@ def _bpe(spec: recipe.BPE, texts: Iterable[str]) -> Tokenizer:
     return inner
 
 
-def _unigram(spec: recipe.Unigram, texts: Iterable[str]) -> Tokenizer:
+def unigrams(spec: recipe.Unigram, texts: Iterable[str]) -> Tokenizer:
     """Pieces with probabilities (Kudo 2018). Like SentencePiece it puts a space before the text; decoding takes it off.
 
     Spaces stay spaces inside the pieces, so that a ▁ in a text stays a ▁. Characters never seen are written as bytes.
@@ -152,7 +132,7 @@ def _unigram(spec: recipe.Unigram, texts: Iterable[str]) -> Tokenizer:
     return inner
 
 
-def _wordpiece(spec: recipe.WordPiece, texts: Iterable[str]) -> Tokenizer:
+def word_pieces(spec: recipe.WordPiece, texts: Iterable[str]) -> Tokenizer:
     """BERT's (Devlin et al. 2019): words and marks apart, then the longest known pieces. Accents stay."""
     inner = Tokenizer(models.WordPiece())
     inner.normalizer = normalizers.BertNormalizer(lowercase=spec.lowercase, strip_accents=False)
@@ -174,6 +154,16 @@ def _wordpiece(spec: recipe.WordPiece, texts: Iterable[str]) -> Tokenizer:
     return inner
 
 
+def segments(spec: recipe.Segmented, texts: Iterable[str]) -> Tokenizer:
+    """The most frequent tokens that the spec cuts from texts; of equally frequent ones, the first in order."""
+    _at_least(spec, len(SPECIAL) + 1)
+    counts = Counter(token for text in texts for token in spec.segment(text) if token not in SPECIAL)
+    kept = sorted(counts, key=lambda token: (-counts[token], token))[: spec.size - len(SPECIAL)]
+    inner = Tokenizer(models.WordLevel(vocab=_numbered(*SPECIAL, *kept), unk_token="<unk>"))
+    inner.decoder = decoders.Fuse()
+    return inner
+
+
 def _counted(inner: Tokenizer, texts: Iterable[str]) -> list[tuple[str, int]]:
     """The words of texts and how often each is there, in order."""
     counts: Counter[str] = Counter()
@@ -191,13 +181,13 @@ def _at_least(spec: recipe.LearnedVocabulary, least: int) -> None:
         raise ConfigError([Fault("size", f"= {spec.size}: {spec.kind} needs at least {least} for these texts")])
 
 
-def _some(texts: Iterable[str], needed: bool) -> Iterator[str]:
+def some_texts(texts: Iterable[str]) -> Iterator[str]:
     """The texts, each checked; a `ConfigError` at their end if there was nothing in them."""
     empty = True
     for text in texts:
         empty = not checked(text).strip() and empty
         yield text
-    _not_empty(not (empty and needed))
+    _not_empty(not empty)
 
 
 def _not_empty(something: bool) -> None:

@@ -13,6 +13,7 @@ from anyformer.data.sentencepiece import CONTROL, NORMAL, SPACE, UNUSED, USER
 from anyformer.data.sentencepiece_tokenizer import PieceReader, Plain
 from anyformer.data.vocabulary import WORD
 from anyformer.interop.gguf_tokenizers import BEFORE, CHAT, ENDS, IDS, JSON, SPLITTINGS
+from anyformer.interop.public_tokenizers import must_be_public
 from anyformer.recipe import Encoder
 from anyformer.run import Run
 
@@ -25,6 +26,7 @@ UNSCORED = -1e6  # of tokens that no merge makes
 def describe(run: Run) -> Data:
     """Return the metadata of a run's tokenizer, with its chat templates."""
     text, rows = run.tokenizer, run.config.vocab
+    must_be_public(text)
     tokens, types = _listed(run)
     parts = json.loads(text.inner.to_str())
     if text.reader is not None:
@@ -52,6 +54,7 @@ def describe(run: Run) -> Data:
 def _listed(run: Run) -> tuple[list[str], list[int]]:
     """Return the tokens by id, as many as the table has rows, and their types."""
     text, rows = run.tokenizer, run.config.vocab
+    must_be_public(text)
     by_id = {id: token for token, id in text.inner.get_vocab().items()}
     added = text.inner.get_added_tokens_decoder()
     tokens = [by_id.get(i, ABSENT.format(i)) for i in range(rows)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from anyformer.config import ModelConfig
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
 from anyformer.data.chat_template import DEFAULT, ChatTemplate
 from anyformer.data.sentencepiece_tokenizer import Coded
@@ -221,8 +221,16 @@ def check_size(found: TextTokenizer, config: ModelConfig, path: Path) -> None:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
+def must_be_public(tokenizer: TextTokenizer) -> None:
+    """Refuse to write a tokenizer for other programs, which do not have the code of a part."""
+    if tokenizer.part is not None:
+        what = "has code of its own, which no public format has"
+        raise ConfigError([Fault("tokenizer", f"= '{tokenizer.part.kind}': {what}")])
+
+
 def write(folder: Path, run: Run) -> None:
     """Write a tokenizer.json and the names of its special tokens; of two tokenizers, the files of Marian."""
+    must_be_public(run.tokenizer)
     inner, source = Tokenizer.from_str(run.tokenizer.inner.to_str()), run.task.source_tokenizer
     roles = {role: str(inner.id_to_token(i)) for role in NAMES if (i := getattr(run.tokenizer, role)) is not None}
     special = {NAMES[role][0]: token for role, token in roles.items()}

@@ -31,7 +31,7 @@ from anyformer.recipe.task import (
     measures,
     model_faults,
 )
-from anyformer.recipe.tokenizer import AnyTokenizer, DataTokenizer, RunTokenizer, Tokenizer, TokenizerFile
+from anyformer.recipe.tokenizer import AnyTokenizer, DataTokenizer, RunTokenizer, Tokenizer
 from anyformer.recipe.train import Processes, Train
 from anyformer.recipe.width_transfer import scale_faults
 
@@ -150,7 +150,7 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
     if isinstance(tokenizer, RunTokenizer) and recipe.train.init_from is None and recipe.train.teacher is None:
         yield Fault("tokenizer", "= 'run': set train.init_from to the run that has the tokenizer")
     if recipe.data.train.is_tokenised:
-        if not isinstance(tokenizer, DataTokenizer | TokenizerFile | RunTokenizer):
+        if not tokenizer.is_ready:
             yield Fault("tokenizer", f"= '{tokenizer.kind}': shards include their tokenizer: use 'data'")
     elif isinstance(tokenizer, DataTokenizer):
         yield Fault("tokenizer", f"= 'data': only shards have one, and data.train is {recipe.data.train.kind}")
