@@ -61,6 +61,7 @@ from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.transforms.merge import merge
 from anyformer.transforms.quantise import quantise
 from anyformer.transforms.rounding import Bits
+from anyformer.transforms.substitute import substitute
 
 RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"
@@ -81,6 +82,9 @@ class Run:
     spec: TaskSpec
     folder: Path
     defaults: GenerationDefaults = NO_DEFAULTS  # options of generation that a call need not give
+
+    def __post_init__(self) -> None:
+        substitute(self.model)
 
     @property
     def config(self) -> ModelConfig:

@@ -197,10 +197,11 @@ class Gated(Network):
         return "gated feed-forward"
 
     def join(self) -> "Callable[..., Tensor]":
-        from anyformer.nn.feedforward import join_gate, join_silu_gate
+        from anyformer.kernels.elementwise import silu_gate
+        from anyformer.nn.feedforward import join_gate
 
         if isinstance(self.activation, Silu) and self.limit is None and not self.offset:
-            return join_silu_gate
+            return silu_gate
         return partial(join_gate, act=self.activation.function(), limit=self.limit, offset=self.offset)
 
     def network(self, width: int, hidden: int) -> "nn.Module":

@@ -33,9 +33,9 @@ class LayerNorm(TokenNorm):
     narrows: ClassVar[bool] = True
 
     def build(self, width: int) -> "nn.Module":
-        from anyformer.nn.norm import Centred
+        from torch import nn
 
-        return Centred(width, eps=self.eps, bias=self.bias)
+        return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
 
     def cost(self, width: int, rows: int) -> Cost:
         return Cost(width * (1 + self.bias), saved=rows * width)

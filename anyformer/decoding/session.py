@@ -25,6 +25,7 @@ from anyformer.decoding.step import compiled, step
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.kernels.runtime import HALF, HAS_TRITON
 from anyformer.nn.model import Transformer
+from anyformer.transforms.substitute import substitute
 
 T = TypeVar("T")
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +44,7 @@ class Session:
     def __init__(self, model: Transformer, request: Request, *, extra: int = 0, slack: int = 0, copies: int = 1):
         if not model.config.generates:
             raise ValueError("decoding needs a decoder with an `lm` head")
+        substitute(model)
         self.model, self.compile, self._copies = model, request.compile, copies
         sizes, prompts = _checked_prompts(model, request)
         device, pair, budget = prompts.inputs.device, model.encoder is not None, request.longest + extra

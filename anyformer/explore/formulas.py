@@ -38,7 +38,7 @@ from anyformer.nn.heads import (
 )
 from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
 from anyformer.nn.linear import Linear
-from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare, ScaledTanh
+from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
 from anyformer.nn.stack import BlockStack
 
 
@@ -59,7 +59,7 @@ def plus(bias: Tensor | None, name: str) -> str:
 def norm_formula(norm: nn.Module) -> list[str]:
     """Return the formula of a norm; none for no norm."""
     match norm:
-        case Centred():
+        case nn.LayerNorm():
             return [f"N(x) = (x − mean(x)) / √(var(x) + {number(norm.eps)}) ⊙ γ{plus(norm.bias, 'β')}"]
         case RootMeanSquare():
             gain = f"({number(norm.offset)} + γ)" if norm.offset else "γ"

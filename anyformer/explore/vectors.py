@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare, ScaledTanh
+from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
 
 MAX_MASK_SIDE = 48
 
@@ -24,7 +24,7 @@ def gap(x: Tensor, model: Tensor) -> float:
 def kind_of(norm: nn.Module) -> str | None:
     """Return the kind of a norm; None for no norm."""
     match norm:
-        case Centred():
+        case nn.LayerNorm():
             return "layer"
         case RootMeanSquare():
             return "rms"

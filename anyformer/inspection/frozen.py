@@ -23,7 +23,7 @@ from anyformer.nn.heads import (
     VocabularyHead,
 )
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import Centred, OverBatch, RootMeanSquare, ScaledTanh
+from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
 
 
 class FrozenNorm(NamedTuple):
@@ -49,7 +49,7 @@ def freeze_norm(norm: nn.Module, z: Tensor) -> FrozenNorm | None:
     match norm:
         case nn.Identity():
             return None
-        case Centred():
+        case nn.LayerNorm():
             gain = norm.weight.double() * torch.rsqrt(z.var(dim=-1, correction=0, keepdim=True) + norm.eps)
             return FrozenNorm(gain, bias_of(norm, norm.weight), centred=True)
         case RootMeanSquare():

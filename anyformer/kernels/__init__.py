@@ -15,6 +15,7 @@ gelu              A faster GELU where torch's erf or tanh dominates
 int4              Linear layers of 4-bit weights on one row, on a GPU
 linear_recurrence   Linear recurrences over matrix states, token by token
 matmul            Linear layers on few rows, as in decode steps
+narrow_norm       Norms of compiled training in bf16 that save smaller tensors
 opaque            Functions that torch.compile calls as one op
 paged             New tokens of a paged KV cache, and rotated heads, each by one kernel
 prepacked         Weights in the memory layout of the CPU kernels, kept while a model decodes

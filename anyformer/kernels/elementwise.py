@@ -1,11 +1,13 @@
-"""Norms and gates of evaluation on a GPU, each by one kernel; `runtime.runs_fused` says where they run.
+"""Norms and gates of evaluation on a GPU, each by one kernel.
 
 torch takes three kernels for either. Each program computes one row, so that a row's result does not depend on others.
 """
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from anyformer.conventions import next_power_of_two
+from anyformer.kernels.runtime import runs_fused
 
 MAX_NORM_WIDTH = 16384  # of a row in the registers of one program
 GATE_BLOCK = 1024
@@ -28,12 +30,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def can_gate(gate: Tensor, up: Tensor) -> bool:
-    """Return whether `silu_gate` supports these halves: rows at equal distances, contiguous elements."""
+    """Return whether the kernel of `silu_gate` supports these halves: rows at equal distances, contiguous elements."""
     return gate.dtype is up.dtype and gate.numel() > 0 and all(_has_even_rows(x) for x in (gate, up))
 
 
 def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) ⊙ up of [..., n], which may be parts of one tensor."""
+    """Return silu(gate) ⊙ up of [..., n], which may be parts of one tensor; by one kernel in evaluation on a GPU."""
+    if not (runs_fused(gate) and can_gate(gate, up)):
+        return F.silu(gate) * up
     from anyformer.kernels.triton_elementwise import gate_rows
 
     width, out = gate.shape[-1], gate.new_empty(gate.shape)

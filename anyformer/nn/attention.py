@@ -1,5 +1,7 @@
 """Multi-head attention (Vaswani et al. 2017): self or cross, grouped heads, any widths, compressed or not."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from anyformer.attention.scores import Scoring
 from anyformer.config import Attention, Latent, NoNorm, Projected, factor
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, OutBranch, project, split_heads
+from anyformer.nn.linear import Linear, OutBranch, split_heads
 from anyformer.nn.norm import build_head_norm
 
 
@@ -47,6 +49,14 @@ class MultiHeadAttention(OutBranch):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = (self._project_cross if self.cross else self.latent or self._project)(x, ctx)
+        out = self.read(q, k, v, ctx)
+        if self.gate is not None:
+            gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
+            out = out * ctx.tap("gate", gate)
+        return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """Return what each head reads, [b, h, t, k_v]."""
         relation = ctx.cross if self.cross else ctx.relation
         assert relation is not None
         k, v = relation.gather(k), relation.gather(v)
@@ -58,11 +68,7 @@ class MultiHeadAttention(OutBranch):
             weights = self.weigh(q, k, mask, scoring)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
-        out = ctx.tap("heads", self.select(out, ctx))
-        if self.gate is not None:
-            gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
-            out = out * ctx.tap("gate", gate)
-        return project(self.out, out.transpose(1, 2).flatten(2), ctx.fuse_last)  # [b, h, t, k_v] -> [b, t, h·k_v]
+        return ctx.tap("heads", self.select(out, ctx))
 
     def mask(self, relation: Relation, q: Tensor, k: Tensor) -> Lowered:
         """Return the mask of these queries and keys, with a bias where they determine one."""
@@ -83,7 +89,15 @@ class MultiHeadAttention(OutBranch):
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         assert ctx.relation is not None
         elementwise = self.norms or ctx.relation.rotation is not None or self.value_mix is not None
-        parts = self.qkv.split(ctx.with_memory(x), direct=not elementwise, fusion=ctx.fuse_first)
+        q, k, v = self.shape_heads(self.qkv.split(ctx.with_memory(x), direct=not elementwise), ctx)
+        if ctx.memory is not None:
+            q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
+        q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
+        return q, *ctx.append(k, v)
+
+    def shape_heads(self, parts: Sequence[Tensor], ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, t, h·k], [b, t, g·k] and [b, t, g·k_v] to heads: normed, rotated, with the first layer's values."""
+        assert ctx.relation is not None
         q, k, v = (parts[i] for i in self.serves)
         q, k = self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
         v = split_heads(v, self.groups)
@@ -92,10 +106,7 @@ class MultiHeadAttention(OutBranch):
             assert ctx.first_values is not None
             own, first = self.value_mix.to(v.dtype).unbind()
             v = own * v + first * ctx.first_values.of(v)
-        if ctx.memory is not None:
-            q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
-        q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
-        return q, *ctx.append(k, v)
+        return q, k, v
 
     def _project_cross(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q = ctx.tap("q", self._normed_heads(self.q_norm, self.q(x), self.heads))

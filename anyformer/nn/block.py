@@ -15,13 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import Block, NoNorm, Parallel
-from anyformer.kernels.matmul import RowFusion, is_few_rows
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.feedforward import GatedFFN, join_silu_gate
-from anyformer.nn.linear import Linear, has_hooks
-from anyformer.nn.norm import RootMeanSquare, normed
+from anyformer.nn.norm import normed
 
 
 class Sublayer(nn.Module):
@@ -46,40 +43,8 @@ class Sublayer(nn.Module):
         return ctx.tap("out", self.dropout(_norm(self.norm_branch, y, ctx)))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if is_few_rows(x) and self._fuses_row(x, ctx):
-            assert isinstance(self.norm_in, RootMeanSquare)
-            norm = RowFusion(self.norm_in.weight, self.norm_in.eps)
-            return self.inner(x, ctx._replace(fuse_first=norm, fuse_last=RowFusion(residual=x)))
         y = self.branch(x, ctx)
         return _norm(self.norm_sum, x + y if self.residual else y, ctx)
-
-    def _fuses_row(self, x: Tensor, ctx: Context) -> bool:
-        """Return whether the matmuls of `inner` compute the norm of one row x and the residual sum themselves."""
-        norm, layers = self.norm_in, _row_layers(self.inner)
-        return (
-            self.residual
-            and not self.training
-            and isinstance(norm, RootMeanSquare)
-            and norm.fuses(x.dtype)
-            and not has_hooks(norm)
-            and isinstance(self.norm_branch, nn.Identity)
-            and isinstance(self.norm_sum, nn.Identity)
-            and ctx.taps is None
-            and ctx.memory is None
-            and all(isinstance(layer, Linear) and layer.has_row_kernel(x.dtype) for layer in layers)
-        )
-
-
-def _row_layers(inner: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the first and the last layer of a sublayer that supports fusion; of others, the sublayer itself.
-
-    No layer but the first reads the input.
-    """
-    if type(inner) is MultiHeadAttention and not (inner.cross or inner.latent or inner.gate):
-        return inner.qkv, inner.out
-    if isinstance(inner, GatedFFN) and inner.act is join_silu_gate:
-        return inner.gate_up, inner.down
-    return (inner,)
 
 
 class SequentialBlock(nn.ModuleDict):

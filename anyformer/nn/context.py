@@ -12,7 +12,6 @@ from anyformer.cache.paged import PagedLayer, PagedSlots
 from anyformer.cache.ring import FirstTokens, SharedSlots, SlotWriter
 from anyformer.cache.segment_memory import LayerMemory
 from anyformer.cache.states import StateCache
-from anyformer.kernels.matmul import RowFusion
 from anyformer.nn.aux_outputs import AuxOutputs
 
 TapFunction = Callable[[str, Tensor], Tensor]
@@ -97,8 +96,6 @@ class Context(NamedTuple):
     taps: Tap | None = None
     aux: AuxOutputs | None = None
     backend: str = "auto"
-    fuse_first: RowFusion | None = None  # of one row: the norm of x, computed by the first matmul of a sublayer
-    fuse_last: RowFusion | None = None  # and the residual sum, computed by its last matmul
 
     @property
     def reads_own_tokens(self) -> bool:

@@ -4,20 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from anyformer.config import Activation
-from anyformer.kernels.elementwise import can_gate, silu_gate
 from anyformer.kernels.fused_activation import Act
-from anyformer.kernels.runtime import runs_fused
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.linear import Linear, in_fused_step, project
-
-
-def join_silu_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) ⊙ up; by one kernel in evaluation on a GPU."""
-    return silu_gate(gate, up) if runs_fused(gate) and can_gate(gate, up) else F.silu(gate) * up
+from anyformer.nn.linear import Linear
 
 
 def join_gate(
@@ -37,7 +29,7 @@ class PlainFFN(nn.Module):
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.act, self.dropout = spec.function(), Dropout(dropout)
-        self.quick = None if dropout else cast(Act | None, spec.fused)  # dropout would need a separate pass
+        self.fused = None if dropout else cast(Act | None, spec.fused)  # how a kernel names `act`, if one has it
 
     def residual_weights(self) -> Iterator[Tensor]:
         yield self.down.rows()
@@ -47,8 +39,6 @@ class PlainFFN(nn.Module):
         return self.down(self.dropout(h))
 
     def lift(self, x: Tensor) -> Tensor:
-        if self.quick is not None and self.up.fuses_activation and in_fused_step(self.up, x):
-            return self.up.activated(x, self.quick)
         return self.act(self.up(x))
 
 
@@ -65,8 +55,6 @@ class GatedFFN(nn.Module):
         yield self.down.rows()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.fuse_first is not None:
-            return project(self.down, self.gate_up.fused_row(x, ctx.fuse_first._replace(gated=True)), ctx.fuse_last)
         gate, up = self.gate_up.split(x)
         h = ctx.tap("hidden", self.act(gate, up))
         return self.down(self.dropout(h))

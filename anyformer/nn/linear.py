@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from anyformer.config import LoRA
-from anyformer.kernels.fused_activation import Act, fused_linear_activation
-from anyformer.kernels.matmul import RowFusion, has_row_kernel, linear, one_row_linear
-from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step
-from anyformer.kernels.split_linear import MAX_PARTS, split_linear
+from anyformer.kernels.fused_activation import Act
+from anyformer.kernels.matmul import RowFusion
 from anyformer.nn.lora import LowRank
 
 
@@ -64,60 +63,16 @@ class Linear(nn.Module):
             nn.init.uniform_(parameter, -(inputs**-0.5), inputs**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        if self.format is None:
-            assert weight is not None
-            y = linear(x, weight, self.bias)
+        if self.format is not None:
+            y = self.format.matmul(x, self.weight, self.bias)
         else:
-            y = self.format.matmul(x, weight, self.bias)
+            assert self.weight is not None
+            y = F.linear(x, self.weight, self.bias)
         return y if self.lora is None else y + self.lora(x)
 
-    @property
-    def fuses_activation(self) -> bool:
-        """True if `activated` supports the layer, in compiled half-precision training."""
-        fits = self.format is None or self.format.fuses_activation(self.out_features)
-        return fits and self.lora is None and self.weight is not None and self.bias is not None
-
-    def activated(self, x: Tensor, act: Act) -> Tensor:
-        """Return act(x Wᵀ + b) by one op (see `fuses_activation`)."""
-        assert self.weight is not None
-        assert self.bias is not None
-        if self.format is None:
-            return fused_linear_activation(x, self.weight, self.bias, act)
-        return self.format.activated(x, self.weight, self.bias, act)
-
-    @property
-    def joins_gradients(self) -> bool:
-        """True if one op can compute the parts, and their gradients, in compiled half-precision training."""
-        plain = self.format is None and self.lora is None and self.weight is not None
-        return plain and self.bias is not None and 1 < len(self.parts) <= MAX_PARTS
-
-    def split(self, x: Tensor, direct: bool = False, fusion: RowFusion | None = None) -> tuple[Tensor, ...]:
-        """Return the outputs of the parts. `direct`: a kernel reads them as they are; `fusion`: see `project`.
-
-        Gradients of an elementwise function of the parts are left to the compiler, which joins them as it computes
-        them.
-        """
-        if direct and self.joins_gradients and in_fused_step(self, x):
-            assert self.weight is not None
-            assert self.bias is not None
-            return split_linear(x, self.weight, self.bias, self.parts)
-        return project(self, x, fusion).split(self.parts, dim=-1)
-
-    def has_row_kernel(self, dtype: torch.dtype) -> bool:
-        """Return whether `fused_row` supports a row of this data type on a GPU."""
-        if self.lora is not None or has_hooks(self):
-            return False
-        if self.format is not None:
-            return self.format.has_row_kernel(dtype)
-        return self.weight is not None and has_row_kernel(self.weight, dtype)
-
-    def fused_row(self, x: Tensor, fusion: RowFusion) -> Tensor:
-        """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
-        if self.format is not None:
-            return self.format.fused_row(x, self.bias, fusion)
-        assert self.weight is not None
-        return one_row_linear(x, self.weight, None, self.bias, *fusion)
+    def split(self, x: Tensor, direct: bool = False) -> tuple[Tensor, ...]:
+        """Return the outputs of the parts; `direct`: a kernel reads them as they are, which a faster class may use."""
+        return self(x).split(self.parts, dim=-1)
 
     def rows(self, part: int | None = None) -> Tensor:
         """Return the weight of one part, or of all, without the adapter: a view of the parameter if there is one."""
@@ -134,25 +89,6 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, parts={self.parts}, bias={self.bias is not None}"
-
-
-def project(layer: nn.Module, x: Tensor, fusion: RowFusion | None) -> Tensor:
-    """Return layer(x); with `fusion`, of one row and with its steps."""
-    if fusion is None:
-        return layer(x)
-    assert isinstance(layer, Linear)
-    return layer.fused_row(x, fusion)
-
-
-def in_fused_step(layer: nn.Module, x: Tensor) -> bool:
-    """Return whether a layer may be fused with the next operation: compiled half-precision training, without hooks."""
-    return in_compiled_half_step(x) and layer.training and not has_hooks(layer) and (HAS_TRITON or not x.is_cuda)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which only its call runs."""
-    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
-    return bool(forward or backward or module._backward_pre_hooks)
 
 
 def adapt(model: nn.Module, spec: LoRA, names: Collection[str]) -> None:

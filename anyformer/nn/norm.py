@@ -1,25 +1,12 @@
 """Norms: over the last axis, each feature over a batch, or a squashing function in their place."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
 from anyformer.config import HeadNormOver, LayerNorm, NoNorm, RMSNorm, TokenNorm
-from anyformer.kernels.elementwise import can_norm, rms_norm
-from anyformer.kernels.runtime import Runtime, at_least_fp32, in_compiled_half_step, runs_fused
+from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
-
-BF16_NAN = 0x7FC0
-
-
-class Centred(nn.LayerNorm):
-    """torch's layer norm, with smaller tensors saved for the backward pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _normed(x, self.weight, self.bias, self.eps, True) if _narrows(self, x) else super().forward(x)
 
 
 class RootMeanSquare(nn.Module):
@@ -31,27 +18,16 @@ class RootMeanSquare(nn.Module):
         self.eps, self.offset, self.cast_first = eps, offset, cast_first
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight + self.offset if self.offset else self.weight
-        if _narrows(self, x):
-            return _normed(x, weight, None, self.eps, False)
-        if runs_fused(x) and weight.dtype is x.dtype:  # one kernel
-            if self.cast_first and can_norm(x, weight):
-                return rms_norm(x, weight, self.eps)
-            if self.cast_first:
-                return F.rms_norm(x, weight.shape, None, self.eps) * weight
-            return F.rms_norm(x, weight.shape, weight, self.eps)
         y = at_least_fp32(x)
         mean = y.square().sum(-1, keepdim=True) * (1 / y.shape[-1])  # `mean` itself takes three times as long on a CPU
         y = y * torch.rsqrt(mean + self.eps)
         # in low precision the two orders round differently, and public families differ
-        return y.to(x.dtype) * weight if self.cast_first else (y * at_least_fp32(weight)).to(x.dtype)
+        return y.to(x.dtype) * self.gain if self.cast_first else (y * at_least_fp32(self.gain)).to(x.dtype)
 
-    def fuses(self, dtype: torch.dtype) -> bool:
-        """Return whether matmuls of one row can compute the norm of their input; they round once, at their end.
-
-        They load γ before earlier kernels have ended, so none of these may compute it.
-        """
-        return not self.offset and self.weight.dtype is dtype
+    @property
+    def gain(self) -> Tensor:
+        """offset + γ"""
+        return self.weight + self.offset if self.offset else self.weight
 
     def reset(self) -> None:
         nn.init.constant_(self.weight, 1 - self.offset)
@@ -177,63 +153,6 @@ class OverBatch(TrackedModule):
 
     def extra_repr(self) -> str:
         return f"{len(self.mean)}, eps={self.eps}, momentum={self.momentum}"
-
-
-def _narrows(norm: nn.Module, x: Tensor) -> bool:
-    """Return whether a norm is trained in a compiled step in bf16, with an fp32 residual stream x."""
-    fits = norm.training and x.dtype is torch.float32 and in_compiled_half_step(x)
-    return fits and Runtime.of(x, training=True).dtype is torch.bfloat16
-
-
-def _normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
-    found: Tensor = _Narrow.apply(x, weight, bias, eps, centred)
-    return found
-
-
-class _Narrow(torch.autograd.Function):
-    """Norm that rounds the normalised x to bf16, as matmuls round their inputs.
-
-    The backward pass, and a residual sum after the norm, then read two bytes per element. The compiler would write and
-    read fp32, which takes longer than the rest of the norm.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
-        if centred:
-            variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-            scale = torch.rsqrt(variance + eps)
-            made = (x - mean) * scale
-        else:
-            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-            made = x * scale
-        short = _shortened(made)
-        ctx.save_for_backward(short, scale, weight)
-        ctx.biased, ctx.centred = bias is not None, centred
-        made = _lengthened(short)
-        return made * weight if bias is None else made * weight + bias
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        short, scale, weight = ctx.saved_tensors
-        made, slope, rows = _lengthened(short), grad * weight, tuple(range(grad.dim() - 1))
-        share = 1 / grad.shape[-1]
-        dx = slope - made * ((slope * made).sum(-1, keepdim=True) * share)
-        if ctx.centred:
-            dx = dx - slope.sum(-1, keepdim=True) * share
-        return dx * scale, (grad * made).sum(rows), grad.sum(rows) if ctx.biased else None, None, None
-
-
-def _shortened(x: Tensor) -> Tensor:
-    """Round fp32 to bf16, stored as int16, by integer operations that the compiler does not remove.
-
-    The NaN of a GPU, 0x7fffffff, would overflow to -0.
-    """
-    rounded = (x.view(torch.int32) + (1 << 15)) >> 16
-    return torch.where(x.isnan(), BF16_NAN, rounded).to(torch.int16)
-
-
-def _lengthened(short: Tensor) -> Tensor:
-    return (short.to(torch.int32) << 16).view(torch.float32)
 
 
 def normed(norm: nn.Module, x: Tensor, layout: Layout, aux: AuxOutputs | None = None) -> Tensor:

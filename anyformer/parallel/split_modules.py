@@ -16,7 +16,6 @@ from anyformer.attention.lowered import Lowered
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import Position
-from anyformer.kernels.matmul import RowFusion
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
@@ -33,17 +32,6 @@ class SplitLinear(Linear):
     """A linear layer of which each process has a part."""
 
     mesh: DeviceMesh
-
-    @property
-    def fuses_activation(self) -> bool:
-        return False
-
-    @property
-    def joins_gradients(self) -> bool:
-        return False
-
-    def has_row_kernel(self, dtype: torch.dtype) -> bool:
-        return False
 
     @property
     def own(self) -> tuple[Tensor, Tensor | None]:
@@ -96,7 +84,7 @@ class LatentDown(Linear):
     mesh: DeviceMesh
     queries: int | None  # width of the queries of all heads, if the first part is these; None: it is compressed
 
-    def split(self, x: Tensor, direct: bool = False, fusion: RowFusion | None = None) -> tuple[Tensor, ...]:
+    def split(self, x: Tensor, direct: bool = False) -> tuple[Tensor, ...]:
         first, *rest = enter(self(x), self.mesh).split(self.parts, dim=-1)
         return (first if self.queries is None else first[..., span(self.queries, self.mesh)], *rest)
 

@@ -26,6 +26,7 @@ from anyformer.serve.sampler import choose, score
 from anyformer.serve.sequence import Sequence, on_device
 from anyformer.serve.sequence_pages import SequencePages
 from anyformer.serve.stats import Stats
+from anyformer.transforms.substitute import substitute
 
 NOT_FINITE = "the model's logits are not finite"
 DEAD_END = "the constraint is too ambiguous: no complete answer was found"
@@ -40,6 +41,8 @@ class PagedServer:
         assert body.decoder is not None
         self.models: dict[str | None, Transformer] = {None: body}
         self.models.update(adapters)
+        for model in self.models.values():
+            substitute(model)
         self.limits, self.stats = limits, Stats()
         self.device = next(body.parameters()).device
         self.start = body.config.special.start if body.encoder is not None else None

@@ -18,6 +18,7 @@ from anyformer.nn.model import CallOptions, Transformer
 from anyformer.parallel.context import ContextGroup
 from anyformer.tasks.base import Task, TokenTask, inputs_of
 from anyformer.tasks.rewards import RewardedAnswers
+from anyformer.transforms.substitute import substitute
 
 MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
 FrozenLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,6 +50,7 @@ class Objective(nn.Module):
         grpo needs `sampled`, and these logits if the model is compared with its start.
         """
         super().__init__()
+        substitute(model, "training")
         self.model, self.smoothing, self.recompute = model, smoothing, recompute
         self.reduce, self.context = reduce, context
         in_head = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss

@@ -5,5 +5,6 @@ dot_product_format  matmul of 8- and 4-bit weights on CPUs with dot products, as
 fp8                 matmuls of training in fp8, as a weight format
 merge               merge low-rank adapters into the weights
 quantise            quantise a model for decoding, or the frozen weights under an adapter (QLoRA)
+substitute          faster classes for the plain modules of `nn`, and back
 rounding            weights as integers of 8 or 4 bits with scales, as a weight format
 """

@@ -5,6 +5,7 @@ import torch
 
 from anyformer.config import Activation, Gelu, LayerNorm, Norm, Relu, RMSNorm
 from anyformer.nn.feedforward import PlainFFN
+from anyformer.transforms.substitute import substitute
 from tests.narrow import begin, kept, same
 
 
@@ -13,6 +14,7 @@ from tests.narrow import begin, kept, same
 def test_an_activation_behind_a_product(spec: Activation, shape: tuple[int, ...]) -> None:
     torch.compiler.reset()
     ffn = PlainFFN(shape[-1], 328, spec, bias=True, dropout=0.0)
+    substitute(ffn, "training")
     begin(ffn.up, "cuda")
     same(ffn.up, ffn.lift, torch.compile(ffn.lift), *shape)
 
@@ -21,6 +23,7 @@ def test_an_activation_behind_a_product(spec: Activation, shape: tuple[int, ...]
 def test_norms(spec: Norm) -> None:
     torch.compiler.reset()
     norm = spec.build(768)
+    substitute(norm, "training")
     begin(norm, "cuda")
     run = torch.compile(norm)
     same(norm, norm, run, 4, 300, 768)

@@ -14,9 +14,9 @@ from anyformer import presets
 from anyformer.decoding.generate import generate
 from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import MAX_INT8_ROWS, RowFusion, fits_row_kernel, int8_linear, linear, one_row_linear
-from anyformer.nn import block
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
+from anyformer.transforms import substitute
 from anyformer.transforms.quantise import quantise
 from anyformer.transforms.rounding import Rounded, pack_nibbles, round_off
 from tests.row_fusion import apart
@@ -166,6 +166,7 @@ def test_fused_rows_of_a_model(bits: Literal[8, 4] | None, monkeypatch: pytest.M
     config = presets.llama(depth=2, width=1024, heads=8, kv_heads=4, ff=2048, vocab=512)
     model = Transformer(config).to(CUDA, torch.bfloat16).eval()
     model = model if bits is None else quantise(model, bits)
+    substitute.substitute(model)
     ids = torch.randint(512, (1, 8), generator=torch.Generator(CUDA).manual_seed(0), device=CUDA)
 
     def logits() -> Tensor:
@@ -174,7 +175,7 @@ def test_fused_rows_of_a_model(bits: Literal[8, 4] | None, monkeypatch: pytest.M
 
     with torch.no_grad():
         fused = logits()
-        monkeypatch.setattr(block, "is_few_rows", lambda x: False)
+        monkeypatch.setattr(substitute, "is_few_rows", lambda x: False)
         separate = logits()
     assert not torch.equal(fused, separate)
     assert error(fused, separate.double()) < 5e-2
@@ -208,6 +209,7 @@ def test_a_compiled_decode_step_of_one_row(bits: Literal[8, 4] | None):
     torch.manual_seed(0)
     model = Transformer(config).to(CUDA, torch.bfloat16).eval()
     model = model if bits is None else quantise(model, bits)
+    substitute.substitute(model)
     ids = torch.randint(512, (1, 8), generator=torch.Generator(CUDA).manual_seed(0), device=CUDA)
     compiled, eager = (generate(model, ids, max_new_tokens=16, compile=flag) for flag in (True, False))
     assert torch.equal(compiled[:, :12], eager[:, :12])  # later tokens may break a near tie differently

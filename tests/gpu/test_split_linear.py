@@ -5,6 +5,7 @@ import torch
 
 from anyformer.kernels.split_linear import launch, reference
 from anyformer.nn.linear import Linear
+from anyformer.transforms.substitute import substitute
 from tests.kernels.test_split_linear import parts_of
 from tests.narrow import begin, same
 
@@ -14,6 +15,7 @@ from tests.narrow import begin, same
 def test_values_and_gradients(outputs: tuple[int, ...], rows: int) -> None:
     torch.compiler.reset()
     layer = Linear(96, outputs)
+    substitute(layer, "training")
     begin(layer, "cuda")
     run = parts_of(layer)
     same(layer, run, torch.compile(run, fullgraph=True), 2, rows, 96)

@@ -15,6 +15,7 @@ from anyformer.kernels import fp8, fused_activation as activated
 from anyformer.kernels.fused_activation import TALL, launch, reference
 from anyformer.nn.feedforward import PlainFFN
 from anyformer.transforms.fp8 import learn_in_fp8
+from anyformer.transforms.substitute import substitute
 from tests.narrow import begin, same, slopes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, and of CPUs without bf16
@@ -43,6 +44,7 @@ def test_values_and_gradients(spec: Activation, name: str, narrow: bool, asked: 
     ffn = PlainFFN(32, 48, spec, bias=True, dropout=0.0)
     if narrow:
         learn_in_fp8(ffn)
+    substitute(ffn, "training")
     begin(ffn.up, "cpu")
     within = 0.03 if narrow else 0.01  # a value near the middle of two of fp8's is rounded to either
     same(ffn.up, ffn.lift, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 32, within=within)
@@ -52,6 +54,7 @@ def test_values_and_gradients(spec: Activation, name: str, narrow: bool, asked: 
 @pytest.mark.parametrize("spec", [Relu(), Gelu()])
 def test_any_number_of_rows_is_one_program(spec: Activation, asked: list[str]) -> None:
     ffn = PlainFFN(24, 40, spec, bias=True, dropout=0.0)
+    substitute(ffn, "training")
     begin(ffn.up, "cpu")
     programs = CompileCounterWithBackend("aot_eager")
     run = torch.compile(ffn.lift, backend=programs, dynamic=True)
@@ -62,6 +65,7 @@ def test_any_number_of_rows_is_one_program(spec: Activation, asked: list[str]) -
 
 def test_what_others_do_with_the_product_is_done(asked: list[str]) -> None:
     ffn = PlainFFN(24, 40, Gelu(), bias=True, dropout=0.0)
+    substitute(ffn, "training")
     begin(ffn.up, "cpu")
     ffn.up.register_forward_hook(lambda *given: given[-1] * 0)
     found = slopes(ffn.up, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
@@ -72,6 +76,7 @@ def test_what_others_do_with_the_product_is_done(asked: list[str]) -> None:
 def test_other_derivatives_are_torch_s_own(asked: list[str]) -> None:
     """By half precision: the second derivative of a sum of GELUs."""
     ffn = PlainFFN(24, 40, Gelu(), bias=True, dropout=0.0)
+    substitute(ffn, "training")
     begin(ffn.up, "cpu")
     x = torch.randn(3, 24)
 
@@ -87,6 +92,7 @@ def test_other_derivatives_are_torch_s_own(asked: list[str]) -> None:
 @pytest.mark.parametrize(("spec", "bias", "dropout"), [(Silu(), True, 0.0), (Relu(), False, 0.0), (Gelu(), True, 0.5)])
 def test_others_are_as_they_were(spec: Activation, bias: bool, dropout: float, asked: list[str]) -> None:
     ffn = PlainFFN(24, 40, spec, bias, dropout)
+    substitute(ffn, "training")
     begin(ffn.up, "cpu")
     slopes(ffn.up, torch.compile(ffn.lift, backend="aot_eager"), 3, 50, 24)
     assert asked == []

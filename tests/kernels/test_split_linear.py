@@ -14,6 +14,7 @@ from anyformer.kernels import split_linear as module
 from anyformer.kernels.fused_activation import TALL
 from anyformer.kernels.split_linear import launch, reference
 from anyformer.nn.linear import Linear
+from anyformer.transforms.substitute import substitute
 from tests.narrow import begin, same, slopes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, and of CPUs without bf16
@@ -47,6 +48,7 @@ def parts_of(layer: Linear, direct: bool = True) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("outputs", [(24, 8, 8), (40, 16)])
 def test_values_and_gradients(outputs: tuple[int, ...], joined: list[int]) -> None:
     layer = Linear(32, outputs)
+    substitute(layer, "training")
     begin(layer, "cpu")
     run = parts_of(layer)
     same(layer, run, torch.compile(run, backend="aot_eager", fullgraph=True), 3, 50, 32)
@@ -55,6 +57,7 @@ def test_values_and_gradients(outputs: tuple[int, ...], joined: list[int]) -> No
 
 def test_a_part_that_is_not_used_has_no_gradient(joined: list[int]) -> None:
     layer = Linear(32, (24, 8, 8))
+    substitute(layer, "training")
     begin(layer, "cpu")
 
     def run(x: Tensor) -> Tensor:
@@ -69,6 +72,7 @@ def test_a_part_that_is_not_used_has_no_gradient(joined: list[int]) -> None:
 )
 def test_others_are_as_they_were(outputs: int | tuple[int, ...], bias: bool, direct: bool, joined: list[int]) -> None:
     layer = Linear(32, outputs, bias=bias)
+    substitute(layer, "training")
     begin(layer, "cpu")
     slopes(layer, torch.compile(parts_of(layer, direct), backend="aot_eager"), 3, 50, 32)
     assert joined == []
@@ -77,6 +81,7 @@ def test_others_are_as_they_were(outputs: int | tuple[int, ...], bias: bool, dir
 @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 def test_hooks_of_the_backward_pass_keep_the_layer_apart(kind: str, joined: list[int]) -> None:
     layer = Linear(32, (24, 8))
+    substitute(layer, "training")
     begin(layer, "cpu")
     getattr(layer, kind)(lambda *given: None)
     slopes(layer, torch.compile(parts_of(layer), backend="aot_eager"), 3, 50, 32)
@@ -85,6 +90,7 @@ def test_hooks_of_the_backward_pass_keep_the_layer_apart(kind: str, joined: list
 
 def test_hooks_see_the_whole_output(joined: list[int]) -> None:
     layer = Linear(32, (24, 8))
+    substitute(layer, "training")
     begin(layer, "cpu")
     layer.register_forward_hook(lambda *given: given[-1] * 0)
     found = slopes(layer, torch.compile(parts_of(layer), backend="aot_eager"), 3, 50, 32)

@@ -24,10 +24,12 @@ from anyformer.config import (
     Tokens,
     Transform,
 )
+from anyformer.kernels.narrow_norm import _lengthened, _shortened
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
-from anyformer.nn.norm import OverBatch, _lengthened, _shortened, normed
+from anyformer.nn.norm import OverBatch, normed
 from anyformer.training.parallel import sum_over_processes
+from anyformer.transforms.substitute import substitute
 from tests.forking import forking
 from tests.narrow import begin, kept, same
 from tests.strategies import VOCAB, build, close, seeds, tokens
@@ -303,6 +305,7 @@ def test_a_batch_is_what_all_processes_read(tmp_path: Path):
 def test_a_compiled_step_of_half_precision_keeps_half_of_the_bytes(spec) -> None:
     torch.compiler.reset()
     norm = spec.build(64)
+    substitute(norm, "training")
     begin(norm, "cpu")
     run = torch.compile(norm, backend="aot_eager_decomp_partition")
     same(norm, norm, run, 4, 30, 64)
@@ -314,6 +317,7 @@ def step_of(spec, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Tensor, to
     """Return a norm, its input, and its output in a compiled step under autocast."""
     torch.compiler.reset()
     norm = spec.build(64)
+    substitute(norm, "training")
     begin(norm, "cpu")
     x = torch.randn(4, 30, 64)
     with torch.autocast("cpu", dtype):

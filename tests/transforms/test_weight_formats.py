@@ -15,6 +15,7 @@ from anyformer.nn.lora import LowRank
 from anyformer.transforms.arm_kernel import ArmKernelFormat
 from anyformer.transforms.fp8 import Float8Format, learn_in_fp8
 from anyformer.transforms.rounding import Bits, RoundedFormat, round_off
+from anyformer.transforms.substitute import FastLinear, substitute
 from tests.strategies import seeds
 
 Format = Literal["plain", "fp8", "int8 rows", "int8", "int4"]
@@ -66,6 +67,8 @@ def test_each_format_equals_its_dense_weight(format: Format, shape: Any, bias: b
     for i, (rows, dense) in enumerate(zip(weight.split(layer.parts), effective.split(layer.parts), strict=True)):
         torch.testing.assert_close(layer.rows(i), rows, rtol=0, atol=0)
         torch.testing.assert_close(layer.dense(i), dense)
+    substitute(layer)
+    assert isinstance(layer, FastLinear)
     assert layer.fuses_activation == (format in ("plain", "fp8") and bias and not lora)
 
 

@@ -1,0 +1,212 @@
+"""Faster classes for the plain modules of `nn`: the same parameters and names, equal results, and back.
+
+    substitute(model)              # for its device: done by runs, decoding and serving
+    substitute(model, "training")  # for a compiled step in half precision, too: done by training
+    restore(model)                 # the plain modules again
+
+`nn` holds the formulae. A class of `TABLE` replaces that of a built module, and computes as it did wherever its kernels
+do not fit a call.
+"""
+
+from itertools import chain
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.kernels.elementwise import can_norm, rms_norm, silu_gate
+from anyformer.kernels.fused_activation import fused_linear_activation
+from anyformer.kernels.matmul import RowFusion, has_row_kernel, is_few_rows, linear, one_row_linear
+from anyformer.kernels.narrow_norm import is_narrow_step, narrow_norm
+from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step, runs_fused
+from anyformer.kernels.split_linear import MAX_PARTS, split_linear
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.block import Sublayer
+from anyformer.nn.context import Context
+from anyformer.nn.eval_mode import submodules
+from anyformer.nn.feedforward import GatedFFN, PlainFFN
+from anyformer.nn.linear import Linear
+from anyformer.nn.norm import RootMeanSquare
+
+Use = Literal["cpu", "cuda", "training"]  # on a CPU or a GPU without gradients, or in compiled half-precision training
+
+
+class FastLayerNorm(nn.LayerNorm):
+    """Layer norm that saves bf16 for the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and is_narrow_step(x):
+            return narrow_norm(x, self.weight, self.bias, self.eps, True)
+        return super().forward(x)
+
+
+class FastRootMeanSquare(RootMeanSquare):
+    """The norm by one kernel in evaluation on a GPU; in training it saves bf16 for the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and is_narrow_step(x):
+            return narrow_norm(x, self.gain, None, self.eps, False)
+        if not (runs_fused(x) and self.gain.dtype is x.dtype):
+            return super().forward(x)
+        if not self.cast_first:
+            return F.rms_norm(x, self.weight.shape, self.gain, self.eps)
+        if can_norm(x, self.gain):
+            return rms_norm(x, self.gain, self.eps)
+        return F.rms_norm(x, self.weight.shape, None, self.eps) * self.gain
+
+
+class FastLinear(Linear):
+    """Linear layer with kernels for few rows; in training, with those that compute gradients together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.format is not None:
+            return super().forward(x)
+        assert self.weight is not None
+        y = linear(x, self.weight, self.bias)
+        return y if self.lora is None else y + self.lora(x)
+
+    def split(self, x: Tensor, direct: bool = False) -> tuple[Tensor, ...]:
+        """Return the outputs of the parts.
+
+        Gradients of an elementwise function of the parts are left to the compiler, which joins them as it computes
+        them.
+        """
+        if direct and self.joins_gradients and in_fused_step(self, x):
+            assert self.weight is not None
+            assert self.bias is not None
+            return split_linear(x, self.weight, self.bias, self.parts)
+        return super().split(x)
+
+    @property
+    def joins_gradients(self) -> bool:
+        """True if one op can compute the parts, and their gradients, in compiled half-precision training."""
+        plain = self.format is None and self.lora is None and self.weight is not None
+        return plain and self.bias is not None and 1 < len(self.parts) <= MAX_PARTS
+
+    @property
+    def fuses_activation(self) -> bool:
+        """True if one op can compute the layer and an activation, in compiled half-precision training."""
+        fits = self.format is None or self.format.fuses_activation(self.out_features)
+        return fits and self.lora is None and self.weight is not None and self.bias is not None
+
+    def has_row_kernel(self, dtype: torch.dtype) -> bool:
+        """Return whether `fused_row` supports a row of this data type on a GPU."""
+        if self.lora is not None or has_hooks(self):
+            return False
+        if self.format is not None:
+            return self.format.has_row_kernel(dtype)
+        return self.weight is not None and has_row_kernel(self.weight, dtype)
+
+    def fused_row(self, x: Tensor, fusion: RowFusion) -> Tensor:
+        """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
+        if self.format is not None:
+            return self.format.fused_row(x, self.bias, fusion)
+        assert self.weight is not None
+        return one_row_linear(x, self.weight, None, self.bias, *fusion)
+
+
+class FastPlainFFN(PlainFFN):
+    """Feed-forward whose first layer and activation are one op in compiled half-precision training."""
+
+    def lift(self, x: Tensor) -> Tensor:
+        up = self.up
+        if self.fused is None or not (isinstance(up, FastLinear) and up.fuses_activation and in_fused_step(up, x)):
+            return super().lift(x)
+        assert up.weight is not None
+        assert up.bias is not None
+        if up.format is not None:
+            return up.format.activated(x, up.weight, up.bias, self.fused)
+        return fused_linear_activation(x, up.weight, up.bias, self.fused)
+
+
+class FastSublayer(Sublayer):
+    """Sublayer whose matmuls compute the norm of one row and the residual sum themselves, on a GPU.
+
+    Nothing but the first matmul may read the input, and the norm may not be computed by an earlier kernel: the matmul
+    loads γ before that has ended.
+    """
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if not (is_few_rows(x) and self._fuses(x.dtype, ctx)):
+            return super().forward(x, ctx)
+        assert isinstance(self.norm_in, RootMeanSquare)
+        norm, inner = RowFusion(self.norm_in.weight, self.norm_in.eps), self.inner
+        first, last = self._ends()
+        assert isinstance(first, FastLinear)
+        assert isinstance(last, FastLinear)
+        if isinstance(inner, MultiHeadAttention):
+            q, k, v = inner.shape_heads(first.fused_row(x, norm).split(first.parts, dim=-1), ctx)
+            h = inner.read(q, *ctx.append(k, v), ctx).transpose(1, 2).flatten(2)
+        else:
+            h = first.fused_row(x, norm._replace(gated=True))
+        return last.fused_row(h, RowFusion(residual=x))
+
+    def _ends(self) -> tuple[nn.Module, ...]:
+        """Return the first and the last layer of an inner module that supports fusion; of others, the module itself."""
+        inner = self.inner
+        if type(inner) is MultiHeadAttention and not (inner.cross or inner.latent or inner.gate):
+            return inner.qkv, inner.out
+        if isinstance(inner, GatedFFN) and inner.act is silu_gate:
+            return inner.gate_up, inner.down
+        return (inner,)
+
+    def _fuses(self, dtype: torch.dtype, ctx: Context) -> bool:
+        norm = self.norm_in
+        return (
+            self.residual
+            and not self.training
+            and isinstance(norm, RootMeanSquare)
+            and not norm.offset
+            and norm.weight.dtype is dtype
+            and not has_hooks(norm)
+            and isinstance(self.norm_branch, nn.Identity)
+            and isinstance(self.norm_sum, nn.Identity)
+            and ctx.taps is None
+            and ctx.memory is None
+            and all(isinstance(layer, FastLinear) and layer.has_row_kernel(dtype) for layer in self._ends())
+        )
+
+
+def in_fused_step(layer: nn.Module, x: Tensor) -> bool:
+    """Return whether a layer may be fused with the next operation: compiled half-precision training, without hooks."""
+    return in_compiled_half_step(x) and layer.training and not has_hooks(layer) and (HAS_TRITON or not x.is_cuda)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which only its call runs."""
+    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
+    return bool(forward or backward or module._backward_pre_hooks)
+
+
+class Substitution(NamedTuple):
+    """A faster class of a module, and where it is faster."""
+
+    fast: type[nn.Module]
+    uses: tuple[Use, ...]
+
+
+TABLE: dict[type[nn.Module], Substitution] = {
+    nn.LayerNorm: Substitution(FastLayerNorm, ("training",)),
+    RootMeanSquare: Substitution(FastRootMeanSquare, ("cuda", "training")),
+    Linear: Substitution(FastLinear, ("cpu", "cuda", "training")),
+    PlainFFN: Substitution(FastPlainFFN, ("training",)),
+    Sublayer: Substitution(FastSublayer, ("cuda",)),
+}
+
+
+def substitute(model: nn.Module, use: Use | None = None) -> None:
+    """Give the modules of a model their faster classes for its device, and for a further `use`."""
+    device = next((x.device.type for x in chain(model.parameters(), model.buffers())), "meta")
+    uses = {use, device} if HAS_TRITON or device != "cuda" else {use}
+    for module in submodules(model):
+        found = TABLE.get(type(module))
+        if found is not None and not uses.isdisjoint(found.uses):
+            module.__class__ = found.fast
+
+
+def restore(model: nn.Module) -> None:
+    """Give the modules of a model the plain classes of `nn` again."""
+    plain = {found.fast: cls for cls, found in TABLE.items()}
+    for module in submodules(model):
+        module.__class__ = plain.get(type(module), type(module))
