@@ -18,6 +18,7 @@ import torch
 
 from anyformer.hardware import measure_flops, stated_flops, usable_cores
 from anyformer.training.machine import Choice, choose_execution, find_compiler
+from anyformer.transforms.substitute import explain as explain_modules
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
 # those of users: `docs` and `dev` are for work on anyformer itself
@@ -74,6 +75,7 @@ class Report:
     facts: Facts
     choices: Mapping[str, Choice]
     attention: Mapping[str, Choice] = field(default_factory=dict)  # kernels of a GPT-2-sized layer, by use
+    modules: Mapping[str, str] = field(default_factory=dict)  # the faster classes of plain modules, or why not
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -110,7 +112,10 @@ def doctor() -> Report:
     """Return the report of this machine; it takes about a second."""
     facts = probe()
     choices = choose(facts)
-    return Report(facts, choices, attention_kernels(choices["device"].value, choices["precision"].value))
+    device, precision = choices["device"].value, choices["precision"].value
+    trains = precision != "fp32" and choices["compile"].value == "on"
+    modules = explain_modules(device.partition(":")[0], "training" if trains else None)
+    return Report(facts, choices, attention_kernels(device, precision), modules)
 
 
 def attention_kernels(device: str, precision: str) -> dict[str, Choice]:
@@ -261,6 +266,7 @@ def _lines(report: Report) -> list[str]:
         "attention kernels of a layer as in GPT-2": {
             name: f"{c.value}  ({c.reason})" for name, c in report.attention.items()
         },
+        "faster modules": dict(report.modules),
         "anyformer would choose": {name: f"{c.value}  ({c.reason})" for name, c in report.choices.items()},
     }
     lines: list[str] = []

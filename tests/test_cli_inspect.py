@@ -14,6 +14,7 @@ from anyformer.inspection import plot
 from anyformer.recipe import Bytes, Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
 from anyformer.run import Run
 from anyformer.run_inspection import MOST, read, token_names
+from anyformer.transforms.substitute import explain_model
 from tests.test_cli import done, refused, run
 from tests.training import small
 
@@ -56,7 +57,9 @@ def test_an_encoder_decoder(pair: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     text = done("inspect", pair, "3 1 2", "--target", "2 1 3", "--out", tmp_path / "map.svg")
     tokens, shown, heads, links, kernels, figure = blocks(text)
-    assert all(line.startswith("attention kernel: sdpa (") for line in kernels)
+    modules = [f"modules: {line}" for line in explain_model(af.load(pair).model)]
+    assert kernels[-len(modules) :] == modules
+    assert all(line.startswith("attention kernel: sdpa (") for line in kernels[: -len(modules)])
     assert tokens == ["encoder  0 3  1 1  2 2  3 <eos>", "decoder  0 <bos>  1 2  2 1  3 3"]
     assert shown[0] == "decoder.0.cross: the mean of 2 heads; a row for each query, weights in percent"
     maps = af.attention_maps(af.load(pair), "3 1 2", target="2 1 3")["cross"][-1, 0]  # [h, t, s]

@@ -24,6 +24,7 @@ from anyformer.training import machine
 from anyformer.training.machine import Choice, choose_compile, choose_precision
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, read_rows
+from anyformer.transforms.substitute import TABLE
 
 CPU = Device("cpu", "Neoverse-N1", None, None, {"fp32": 60.0, "bf16": 0.2, "fp16": 0.3})
 GPU = Device("cuda:0", "NVIDIA H200", 139 * 2**30, "9.0", {"fp32": 50e3, "bf16": 700e3, "fp16": 700e3})
@@ -147,6 +148,7 @@ def test_this_machine() -> None:
     assert report.facts.devices[-1].speeds["fp32"]
     assert report.facts.versions["torch"]
     assert set(report.choices) == {"device", "precision", "attention", "compile"}
+    assert report.modules.keys() == {plain.__name__ for plain in TABLE}
     printed = CliRunner().invoke(app, ["doctor", "--json"])
     assert printed.exit_code == 0
     assert json.loads(printed.stdout)["facts"]["python"] == report.facts.python

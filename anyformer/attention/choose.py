@@ -8,13 +8,14 @@ flex     skips blocks of keys that no query sees: CUDA, long sequences
 eager    the reference, for what no kernel supports
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from anyformer.attention import short_rows, varlen
 from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
-from anyformer.attention.layout import Layout, Role
+from anyformer.attention.layout import Facts, Layout, Role
 from anyformer.attention.lowered import Choice, Dense
 from anyformer.attention.scores import Normalizer
 from anyformer.config import Attention, Causal, Full, Latent, Pattern, Position
@@ -69,16 +70,42 @@ class Requirements(NamedTuple):
         return self._replace(key_width=self.latent.key_width, value_width=self.latent.value_width)
 
 
+class Pair(NamedTuple):
+    """The facts of queries and keys that decide on a kernel."""
+
+    q: Facts
+    k: Facts
+    role: Role
+    same: bool  # one layout is both
+    grads: bool  # are enabled
+    transformed: bool  # by torch.func
+    triton: bool  # is available
+
+    @property
+    def longest(self) -> int:
+        return max(self.q.length, self.k.length)
+
+
 def choose(
     backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
 ) -> Choice:
-    """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can."""
+    """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can.
+
+    Layouts with equal facts share one decision.
+    """
+    transformed, grads = at.device == "cuda" and functorch_is_active(), torch.is_grad_enabled()
+    pair = Pair(q.facts, k.facts, role, q is k, grads, transformed, HAS_TRITON)
+    decide = _choose if torch.compiler.is_compiling() else _choose_once
+    return decide(backend, pattern, pair, scheme, needs, at)
+
+
+def _choose(backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime) -> Choice:
     content = f"{scheme.kind} positions add a bias of each text's own" if scheme.reads_content() else None
     obstacles = {
-        "decode": content or _no_decode(q, role, needs, at),
-        "short": content or _no_short(pattern, q, k, role, scheme, needs, at),
-        "varlen": content or _no_varlen(pattern, q, k, role, scheme, needs, at),
-        "flex": content or _no_flex(role, scheme, needs, at),
+        "decode": content or _no_decode(pair, needs, at),
+        "short": content or _no_short(pattern, pair, scheme, needs, at),
+        "varlen": content or _no_varlen(pattern, pair, scheme, needs, at),
+        "flex": content or _no_flex(pair, scheme, needs, at),
         "sdpa": _no_sdpa(needs),
     }
     match backend:
@@ -91,17 +118,18 @@ def choose(
         case "auto":
             if obstacles["decode"] is None:
                 return Choice("decode", "few queries read a cache")
-            maskless = not biases(scheme) and not content and without_mask(pattern, q, k, role) is not None
-            longest = max(q.positions.shape[1], k.positions.shape[1])
+            maskless = (
+                not scheme.biases() and not content and without_mask(pattern, pair.q, pair.k, pair.role) is not None
+            )
             # outside of a compiled step the host needs longer to launch `short` than the GPU for most rows
-            compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
-            if compiled and obstacles["short"] is None and (not maskless or longest <= SHORT_MAX_MASKLESS_ROW):
+            compiled = torch.compiler.is_compiling() and pair.grads
+            if compiled and obstacles["short"] is None and (not maskless or pair.longest <= SHORT_MAX_MASKLESS_ROW):
                 return Choice("short", "short rows in compiled training")
             if maskless and not obstacles["sdpa"]:
                 return Choice("sdpa", "no mask is needed")
-            if obstacles["varlen"] is None and longest >= VARLEN_MIN_ROW:
+            if obstacles["varlen"] is None and pair.longest >= VARLEN_MIN_ROW:
                 return Choice("varlen", "the layout knows its documents")
-            pays = at.device == "cuda" and q.positions.shape[1] * k.positions.shape[1] >= FLEX_MIN_PAIRS
+            pays = at.device == "cuda" and pair.q.length * pair.k.length >= FLEX_MIN_PAIRS
             if obstacles["flex"] is None and pays:
                 return Choice("flex", "a mask between many tokens")
             reason = f"not flex: {obstacles['flex'] or 'it pays off on CUDA, between many tokens'}"
@@ -113,9 +141,12 @@ def choose(
     return Choice("sdpa", reason) if obstacle is None else Choice("eager", f"{reason}; {obstacle}")
 
 
-def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Dense | None:
+_choose_once = lru_cache(maxsize=4096)(_choose)
+
+
+def without_mask(pattern: Pattern, q: Facts, k: Facts, role: Role) -> Dense | None:
     """Return the dense form without a stored mask, or None if layouts and pattern need one."""
-    if q.marks is None and k.marks is None and not q.packed and not k.packed:
+    if not (q.marked or k.marked or q.packed or k.packed):
         if isinstance(pattern, Full) and q.padding == k.padding == "none":
             return Dense()
         # the real tokens of a row never see the padding to their right
@@ -126,13 +157,8 @@ def without_mask(pattern: Pattern, q: Layout, k: Layout, role: Role) -> Dense | 
 
 def sees_whole_rows(pattern: Pattern, q: Layout, k: Layout, scheme: Position) -> bool:
     """Return whether the newest token of each row, its only query, sees all keys of the row."""
-    plain = q.marks is None and k.marks is None and not biases(scheme)
+    plain = q.marks is None and k.marks is None and not scheme.biases()
     return plain and isinstance(pattern, Causal | Full) and q.positions.shape[1] == 1
-
-
-def biases(scheme: Position) -> bool:
-    """Return whether a scheme adds to the scores."""
-    return type(scheme).bias is not Position.bias or type(scheme).score is not Position.score
 
 
 # -- why a kernel cannot run: None if it can --------------------------------------------------------------------------
@@ -150,14 +176,14 @@ def _no_sdpa(needs: Requirements, name: str = "sdpa") -> str | None:
     return f"{name} has no soft cap" if needs.cap is not None else f"{name} has no sinks" if needs.sinks else None
 
 
-def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str | None:
-    if at.device != "cuda" or not HAS_TRITON:
+def _no_decode(pair: Pair, needs: Requirements, at: Runtime) -> str | None:
+    if at.device != "cuda" or not pair.triton:
         return "it needs CUDA and Triton"
     if at.dtype not in HALF:
         return f"it needs half precision, not {at.dtype}"
-    if role in ("self", "part") or q.positions.shape[1] > MAX_QUERIES:
+    if pair.role in ("self", "part") or pair.q.length > MAX_QUERIES:
         return f"it takes up to {MAX_QUERIES} queries, of a cache or of an encoder's output"
-    if torch.is_grad_enabled():
+    if pair.grads:
         return "it has no backward pass"
     if (obstacle := _no_sdpa(needs, "it")) is not None:
         return obstacle
@@ -166,29 +192,27 @@ def _no_decode(q: Layout, role: Role, needs: Requirements, at: Runtime) -> str |
     return None
 
 
-def _no_segments(pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position) -> str | None:
+def _no_segments(pattern: Pattern, pair: Pair, scheme: Position) -> str | None:
     """Return why segments and a window do not say all that a kernel must know; None if they do."""
-    if role == "cross" and not isinstance(pattern, Full):
+    if pair.role == "cross" and not isinstance(pattern, Full):
         return "in cross-attention it takes the full pattern only"
-    if q.marks is not None or k.marks is not None or biases(scheme) or varlen.window_of(pattern) is None:
+    if pair.q.marked or pair.k.marked or scheme.biases() or varlen.window_of(pattern) is None:
         return "it takes full, causal and window patterns only, without marks or biases"
     return None
 
 
-def _no_short(
-    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
-) -> str | None:
-    if at.device != "cuda" or not HAS_TRITON:
+def _no_short(pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime) -> str | None:
+    if at.device != "cuda" or not pair.triton:
         return "it needs CUDA and Triton"
     if at.dtype is not torch.bfloat16:  # GPUs with fp16 alone have too little shared memory
         return f"it needs bf16, not {at.dtype}"
     if (obstacle := _no_sdpa(needs, "it")) is not None:
         return obstacle
-    if role in ("cached", "part") or max(q.positions.shape[1], k.positions.shape[1]) > short_rows.MAX_ROW:
+    if pair.role in ("cached", "part") or pair.longest > short_rows.MAX_ROW:
         return f"it takes rows of up to {short_rows.MAX_ROW} tokens, without a cache"
-    if (obstacle := _no_segments(pattern, q, k, role, scheme)) is not None:
+    if (obstacle := _no_segments(pattern, pair, scheme)) is not None:
         return obstacle
-    contiguous = all(side.is_arange or (side.ordered and side.documents is not None) for side in (q, k))
+    contiguous = all(side.is_arange or (side.ordered and side.has_documents) for side in (pair.q, pair.k))
     if not contiguous and not isinstance(pattern, Full):  # the kernel takes indices for positions
         return "a document may not be contiguous"
     if needs.key_width != needs.value_width or needs.key_width > short_rows.MAX_HEAD_WIDTH:
@@ -196,20 +220,20 @@ def _no_short(
             f"heads are {needs.key_width} and {needs.value_width} wide: "
             f"it takes equal widths up to {short_rows.MAX_HEAD_WIDTH}"
         )
-    return "torch.func cannot transform it" if functorch_is_active() else None
+    return "torch.func cannot transform it" if pair.transformed else None
 
 
-def _no_flex(role: Role, scheme: Position, needs: Requirements, at: Runtime) -> str | None:
+def _no_flex(pair: Pair, scheme: Position, needs: Requirements, at: Runtime) -> str | None:
     if (obstacle := _no_softmax(needs)) is not None:
         return obstacle
     if needs.dropout and at.training:
         return "it has no dropout on weights"
-    if role == "cached":
+    if pair.role == "cached":
         return "it does not read a cache"
     if type(scheme).bias is not Position.bias:
         return f"{scheme.kind} positions have no score function"
     if at.device == "cpu":
-        return "it has no backward pass on the CPU" if torch.is_grad_enabled() else None
+        return "it has no backward pass on the CPU" if pair.grads else None
     if at.device != "cuda":
         return f"it does not run on {at.device}"
     if at.dtype not in (*HALF, torch.float32):
@@ -219,9 +243,7 @@ def _no_flex(role: Role, scheme: Position, needs: Requirements, at: Runtime) -> 
     return None
 
 
-def _no_varlen(
-    pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
-) -> str | None:
+def _no_varlen(pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime) -> str | None:
     if at.device != "cuda" or not {"window_size", "scale"} <= varlen.OPTIONS:
         return "it needs CUDA and a torch version that has it"
     if at.dtype not in HALF:
@@ -230,10 +252,10 @@ def _no_varlen(
         return obstacle
     if needs.dropout and at.training:
         return "it has no dropout on weights"
-    known = all(side.ordered and side.documents is not None and side.segments is not None for side in (q, k))
-    if not known or role in ("cached", "part") or (role == "self" and q is not k):
+    known = all(side.ordered and side.has_documents and side.segmented for side in (pair.q, pair.k))
+    if not known or pair.role in ("cached", "part") or (pair.role == "self" and not pair.same):
         return "the layout does not know its documents"
-    if (obstacle := _no_segments(pattern, q, k, role, scheme)) is not None:
+    if (obstacle := _no_segments(pattern, pair, scheme)) is not None:
         return obstacle
     if needs.key_width != needs.value_width or needs.key_width % 8 or needs.key_width > 256:
         return f"heads are {needs.key_width} and {needs.value_width} wide: it takes equal multiples of 8 up to 256"

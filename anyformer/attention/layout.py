@@ -44,6 +44,19 @@ class WholeRows(Protocol):
         """Return x, whose axis `dim` is the tokens of this process, for whole rows, in the order of `layout`."""
 
 
+class Facts(NamedTuple):
+    """What a layout knows about its tokens without reading them."""
+
+    length: int
+    marked: bool
+    segmented: bool
+    ordered: bool
+    packed: bool
+    padding: str
+    is_arange: bool
+    has_documents: bool
+
+
 class Layout(NamedTuple):
     """Position, segment and mark of every token of a batch."""
 
@@ -82,6 +95,20 @@ class Layout(NamedTuple):
         """True if every row is one text at positions 0, 1, 2, ..., with padding, if any, on the right."""
         plain = self.ordered and not self.packed and self.padding != "any"
         return plain and self.position_bound == self.positions.shape[1]
+
+    @property
+    def facts(self) -> Facts:
+        """What the choice of a kernel needs."""
+        return Facts(
+            self.positions.shape[1],
+            self.marks is not None,
+            self.segments is not None,
+            self.ordered,
+            self.packed,
+            self.padding,
+            self.ordered and self.is_arange,
+            self.documents is not None,
+        )
 
     @property
     def segment_ids(self) -> Tensor:

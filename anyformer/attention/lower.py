@@ -27,11 +27,13 @@ def lower(
     backend: str,
 ) -> Relation:
     """Choose a kernel and lower a pattern between two layouts for it."""
-    causal = not pattern.looks_ahead
     choice = choose(backend, pattern, q, k, role, positions.scheme, needs, runtime)
 
+    def bias() -> Tensor | None:
+        return positions.bias(q.positions, k.positions, not pattern.looks_ahead) if positions.biases else None
+
     def dense() -> Dense:
-        form = lower_dense(pattern, q, k, role, positions.bias(q.positions, k.positions, causal))
+        form = lower_dense(pattern, q, k, role, bias())
         if role != "part" or form.mask is None:
             return form
         # torch would convert a boolean mask in every layer and save each copy: here it is larger than most activations
@@ -40,7 +42,7 @@ def lower(
     lowered: Lowered
     match choice.kernel:
         case "flex":
-            levels = positions.levels(causal, q.positions.device)
+            levels = positions.levels(not pattern.looks_ahead, q.positions.device)
             lowered = lower_blocks(pattern, q, k, dense, positions.scheme, levels)
         case "short":
             lowered = lower_short_rows(pattern, q, k, dense)
@@ -51,21 +53,22 @@ def lower(
             if pages is not None and sees_whole_rows(pattern, q, k, positions.scheme):
                 lowered = FewQueries(pages=pages)
             else:
-                bias = positions.bias(q.positions, k.positions, causal)
                 origins = k.origins if needs.latent is None else None
-                lowered = lower_few(pattern, q, k, role, bias)._replace(pages=pages, origins=origins)
+                lowered = lower_few(pattern, q, k, role, bias())._replace(pages=pages, origins=origins)
         case "eager":
             lowered = dense()._replace(kernel="eager")
         case "sdpa":
             lowered = dense()
         case _:
             assert_never(choice.kernel)
-    return Relation(lowered, choice, positions.scheme, relative=positions.relative(q.positions, k.positions))
+    few = isinstance(lowered, FewQueries) and (lowered.pages is not None or lowered.origins is not None)
+    relative = positions.relative(q.positions, k.positions) if positions.relates else None
+    return Relation(lowered, choice, positions.scheme, relative=relative, reads_in_place=few)
 
 
 def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> Dense:
     """Lower a pattern between two layouts to a mask, to a bias, or to neither if no mask is needed."""
-    if bias is None and (maskless := without_mask(pattern, q, k, role)) is not None:
+    if bias is None and (maskless := without_mask(pattern, q.facts, k.facts, role)) is not None:
         return maskless
     mask, has_key = sees(pattern, q, k)[:, None], None
     if role == "cross" or not pattern.sees_self:  # a query may be fully masked: let it see all keys, zero it afterwards
@@ -78,7 +81,7 @@ def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor
 
 def lower_few(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> FewQueries:
     """Do the same for the kernel of few queries, which needs no care for fully masked ones."""
-    if bias is None and without_mask(pattern, q, k, role) is not None:
+    if bias is None and without_mask(pattern, q.facts, k.facts, role) is not None:
         return FewQueries()
     mask = sees(pattern, q, k)[:, None]
     return FewQueries(mask) if bias is None else FewQueries(bias=bias.masked_fill(~mask, -torch.inf))

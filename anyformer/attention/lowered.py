@@ -130,6 +130,21 @@ class Choice(NamedTuple):
     reason: str
 
 
+class FirstValues:
+    """The values of the first layer with a value residual, for the tokens at hand [b, g, t, k_v].
+
+    Not a list: FSDP copies those.
+    """
+
+    values: Tensor | None = None
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the first layer's values; those given, if this is the first layer."""
+        if self.values is None:
+            self.values = values
+        return self.values
+
+
 class Relation(NamedTuple):
     """State that attention layers of one kind share in a forward pass: the lowered mask and their positions."""
 
@@ -140,15 +155,18 @@ class Relation(NamedTuple):
     relative: Relative | None = None  # vectors of distances, which each layer projects and compares with its content
     absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head
     whole: WholeRows | None = None  # the rows of the keys, of which a process computes a part; None: it computes all
+    first_values: FirstValues | None = None
+    reads_in_place: bool = False  # whether the kernel finds keys and values in the cache by a table
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return queries or keys [b, h, t, k] rotated to their positions; x itself if the scheme rotates nothing."""
         if self.rotation is None:
             return x
-        if runs_fused(x) and isinstance(self.scheme, RotaryScheme) and self.rotation.cos.shape[-1] == x.shape[-1]:
+        if (
+            x.is_cuda
+            and runs_fused(x)
+            and isinstance(self.scheme, RotaryScheme)
+            and self.rotation.cos.shape[-1] == x.shape[-1]
+        ):
             return rotate_heads(x, *self.rotation)
         return self.scheme.rotate(x, self.rotation)
-
-    def gather(self, x: Tensor) -> Tensor:
-        """Return the keys or values [b, g, t, k] of whole rows; x itself if they are whole already."""
-        return x if self.whole is None else self.whole.gather(x, 2)

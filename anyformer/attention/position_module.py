@@ -13,6 +13,7 @@ class Positions(nn.Module):
         super().__init__()
         self.scheme = scheme
         self.heads = heads
+        self.biases, self.relates = scheme.biases(), scheme.reads_content()
         shapes = scheme.tables(width, heads)
         self.tables = nn.ParameterDict({name: nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()})
 
@@ -29,10 +30,10 @@ class Positions(nn.Module):
         return self.scheme.levels(self.heads, causal, self._read(), device)
 
     def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
-        return self.scheme.bias(q, k, self.heads, causal, self._read())
+        return self.scheme.bias(q, k, self.heads, causal, self._read()) if self.biases else None
 
     def relative(self, q: Tensor, k: Tensor) -> Relative | None:
-        return self.scheme.relative(q, k, self._read())
+        return self.scheme.relative(q, k, self._read()) if self.relates else None
 
     def extra_repr(self) -> str:
         return repr(self.scheme)

@@ -33,8 +33,7 @@ class Slots(NamedTuple):
         stored.index_copy_(2, self.at, new)
 
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        self.store(stored, new)
-        return stored
+        return stored.index_copy_(2, self.at, new)
 
 
 class SharedSlots(NamedTuple):

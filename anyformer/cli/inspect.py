@@ -145,14 +145,16 @@ def _maps(run: "Run", reading: "Reading", names: list[str], head: int | None) ->
 
 
 def _kernels(run: "Run", reading: "Reading") -> list[str]:
-    """Return a line for each distinct attention kernel of a forward pass over the text, with the reason."""
+    """Return a line for each distinct attention kernel of a forward pass over the text, and each class of modules."""
     import torch
 
     from anyformer.attention.layout import make_layout
     from anyformer.cache.ring import Step
     from anyformer.inspection.sublayers import stacks_of
     from anyformer.kernels.runtime import Runtime
+    from anyformer.nn.context import PassOptions
     from anyformer.nn.pooling import Funnel
+    from anyformer.transforms.substitute import explain_model
 
     weight = next(run.model.parameters())
     runtime, stacks = Runtime(weight.device.type, weight.dtype, training=False), stacks_of(run.model)
@@ -161,13 +163,13 @@ def _kernels(run: "Run", reading: "Reading") -> list[str]:
     lines: dict[str, None] = {}
     with torch.no_grad():
         for side, stack in stacks.items():
-            layout, backend = layouts[side], run.model.backend
+            layout, options = layouts[side], PassOptions(run.model.backend)
             levels = Funnel(stack.pooling, layout, 1).layouts
-            chosen = stack.relations(layout, {None: Step(layout)}, False, runtime, backend, levels)
+            chosen = stack.relations(levels, {None: Step(layout)}, False, runtime, options)
             if side == "decoder" and "encoder" in layouts:
-                chosen += stack.crossings(layout, layouts["encoder"], runtime, backend)
+                chosen += stack.crossings(layout, layouts["encoder"], runtime, options)
             lines.update({f"attention kernel: {r.choice.kernel} ({r.choice.reason})": None for r in chosen})
-    return ["", *lines]
+    return ["", *lines, *(f"modules: {line}" for line in explain_model(run.model))]
 
 
 def _show(

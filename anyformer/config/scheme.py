@@ -72,6 +72,11 @@ class Position(Part):
         """Return whether scores depend on distance and content together: no bias is the same for all texts."""
         return cls.relative is not Position.relative
 
+    @classmethod
+    def biases(cls) -> bool:
+        """Return whether the scheme adds to the scores."""
+        return cls.bias is not Position.bias or cls.score is not Position.score
+
     @property
     def limit(self) -> int | None:
         """Number of positions, or None if there is no limit."""

@@ -25,12 +25,15 @@ from anyformer.inspection.logit_terms import term_names
 from anyformer.inspection.sublayers import attentions, stacks_of
 from anyformer.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.context import PassOptions
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
 from anyformer.run import Run
 from anyformer.run_inspection import Reading, read
 from anyformer.tasks.regress import Regressing
+
+EAGER = PassOptions("eager")
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,10 @@ class Trace:
         if (side, cross) not in self._known_relations:
             stack, layout = stacks_of(self.run.model)[side], self.layout(side)
             if cross:
-                found = stack.crossings(layout, self.layout("encoder"), SITE, "eager")
+                found = stack.crossings(layout, self.layout("encoder"), SITE, EAGER)
             else:
                 levels = Funnel(stack.pooling, layout, 1).layouts
-                found = stack.relations(layout, {None: Step(layout)}, False, SITE, "eager", levels)
+                found = stack.relations(levels, {None: Step(layout)}, False, SITE, EAGER)
             self._known_relations[side, cross] = found
         return self._known_relations[side, cross]
 

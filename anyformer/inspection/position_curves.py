@@ -6,7 +6,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from anyformer.attention.choose import biases
 from anyformer.attention.position_module import Positions
 from anyformer.config import Position, Side
 from anyformer.inspection.sublayers import attentions, stacks_of
@@ -41,7 +40,7 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
         device = next(model.parameters()).device
         distances = torch.arange(-reach if ahead else 0, reach + 1, device=device)
         start = torch.zeros(1, 1, dtype=torch.long, device=device)
-        if biases(positions.scheme):
+        if positions.scheme.biases():
             bias = positions.bias(distances[None], start, causal=not ahead)  # [1, h, n, 1]
             assert bias is not None
             curves[name] = Curve("bias", distances, bias[0, :, :, 0])

@@ -36,7 +36,7 @@ def can_gate(gate: Tensor, up: Tensor) -> bool:
 
 def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) ⊙ up of [..., n], which may be parts of one tensor; by one kernel in evaluation on a GPU."""
-    if not (runs_fused(gate) and can_gate(gate, up)):
+    if not (gate.is_cuda and runs_fused(gate) and can_gate(gate, up)):
         return F.silu(gate) * up
     from anyformer.kernels.triton_elementwise import gate_rows
 

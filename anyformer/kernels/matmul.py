@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     One row on a GPU takes a Triton kernel. Few rows on a CPU take prepacked weights or the transposed matmul.
     """
-    if fits_row_kernel(x, weight):
+    if x.is_cuda and fits_row_kernel(x, weight):
         return one_row_linear(x, weight, None, bias)
     if can_use_prepacked(x, weight):
         y: Tensor = prepacked_linear(x, weight, bias)

@@ -1,7 +1,5 @@
 """Multi-head attention (Vaswani et al. 2017): self or cross, grouped heads, any widths, compressed or not."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -49,26 +47,64 @@ class MultiHeadAttention(OutBranch):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = (self._project_cross if self.cross else self.latent or self._project)(x, ctx)
-        out = self.read(q, k, v, ctx)
+        out = ctx.tap("heads", self.read(q, k, v, ctx))  # [b, h, t, k_v]
         if self.gate is not None:
-            gate = split_heads(self.gate(x), self.heads).sigmoid()  # [b, h, t, 1] or [b, h, t, k_v]
-            out = out * ctx.tap("gate", gate)
-        return self.out(out.transpose(1, 2).flatten(2))  # [b, h, t, k_v] -> [b, t, h·k_v]
+            out = out * ctx.tap("gate", split_heads(self.gate(x), self.heads).sigmoid())  # [b, h, t, 1 or k_v]
+        return self.out(out.transpose(1, 2).flatten(2))  # [b, t, h·k_v] -> [b, t, d]
+
+    def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, t, d] to queries [b, h, t, k], keys [b, g, s, k] and values [b, g, s, k_v]; earlier tokens included."""
+        assert ctx.relation is not None
+        direct = not (self.norms or ctx.relation.rotation or self.value_mix is not None)
+        q, k, v = self.shape_heads(self.qkv.split(ctx.with_memory(x), direct), ctx.relation)
+        q = q if ctx.memory is None else q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
+        if ctx.taps is not None:
+            q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
+        return q, *ctx.append(k, v)
+
+    def shape_heads(self, parts: tuple[Tensor, ...], relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, t, h·k], [b, t, g·k] and [b, t, g·k_v] to heads: normed, rotated, mixed with the first layer's values."""
+        q, k, v = self.serves
+        q = relation.rotate(self._normed_heads(self.q_norm, parts[q], self.heads))
+        k = relation.rotate(self._normed_heads(self.k_norm, parts[k], self.groups))
+        v = split_heads(parts[v], self.groups)
+        if self.value_mix is not None:
+            assert relation.first_values is not None
+            own, first = self.value_mix.to(v.dtype).unbind()
+            v = own * v + first * relation.first_values.of(v)
+        return q, k, v
+
+    def _project_cross(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        assert ctx.cross is not None
+        q = ctx.tap("q", self._normed_heads(self.q_norm, self.q(x), self.heads))
+        if ctx.cross.encoder_out is None:
+            return q, *ctx.read_cross()
+        k, v = self.kv.split(ctx.cross.encoder_out, direct=not self.norms)
+        k, v = ctx.tap("k", self._normed_heads(self.k_norm, k, self.groups)), ctx.tap("v", split_heads(v, self.groups))
+        if ctx.cache is not None:
+            ctx.cache.layer.keep_cross(k, v)
+        return q, k, v
+
+    def _normed_heads(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
+        """[b, t, h·k] -> [b, h, t, k], normed before or after"""
+        if not self.norms:
+            return split_heads(x, heads)
+        return split_heads(norm(x), heads) if self.whole_norms else norm(split_heads(x, heads))
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-        """Return what each head reads, [b, h, t, k_v]."""
-        relation = ctx.cross if self.cross else ctx.relation
+        """Return the values that each head reads, averaged by its weights, [b, h, t, k_v]."""
+        relation = ctx.cross.relation if ctx.cross is not None and self.cross else ctx.relation
         assert relation is not None
-        k, v = relation.gather(k), relation.gather(v)
+        if relation.whole is not None:
+            k, v = relation.whole.gather(k, 2), relation.whole.gather(v, 2)
         scoring, mask = self.scoring, self.mask(relation, q, k)
         out = self.attend(q, k, v, mask, scoring)
-        if self.latent and relation.absorbs:
-            out = self.latent.values(out)
-        if ctx.is_tapped("weights"):  # recomputed on demand; the kernel's result stays unless a tap replaces them
+        out = self.latent.values(out) if self.latent and relation.absorbs else out
+        if ctx.taps is not None and ctx.taps.selects("weights"):  # recomputed; replaced ones replace the result
             weights = self.weigh(q, k, mask, scoring)
             if (changed := ctx.tap("weights", weights)) is not weights:
                 out = mix(changed, v)
-        return ctx.tap("heads", self.select(out, ctx))
+        return out
 
     def mask(self, relation: Relation, q: Tensor, k: Tensor) -> Lowered:
         """Return the mask of these queries and keys, with a bias where they determine one."""
@@ -82,49 +118,6 @@ class MultiHeadAttention(OutBranch):
         """[b, h, t, k] queries and [b, g, s, k] keys to the weights [b, h, t, s] by which `attend` adds values."""
         return weigh(q, k, lowered, scoring)
 
-    def select(self, out: Tensor, ctx: Context) -> Tensor:
-        """Return the output of the heads [b, h, t, k_v] from that of wider values."""
-        return out
-
-    def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        assert ctx.relation is not None
-        elementwise = self.norms or ctx.relation.rotation is not None or self.value_mix is not None
-        q, k, v = self.shape_heads(self.qkv.split(ctx.with_memory(x), direct=not elementwise), ctx)
-        if ctx.memory is not None:
-            q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
-        q, k, v = ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
-        return q, *ctx.append(k, v)
-
-    def shape_heads(self, parts: Sequence[Tensor], ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """[b, t, h·k], [b, t, g·k] and [b, t, g·k_v] to heads: normed, rotated, with the first layer's values."""
-        assert ctx.relation is not None
-        q, k, v = (parts[i] for i in self.serves)
-        q, k = self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
-        v = split_heads(v, self.groups)
-        q, k = ctx.relation.rotate(q), ctx.relation.rotate(k)
-        if self.value_mix is not None:
-            assert ctx.first_values is not None
-            own, first = self.value_mix.to(v.dtype).unbind()
-            v = own * v + first * ctx.first_values.of(v)
-        return q, k, v
-
-    def _project_cross(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q = ctx.tap("q", self._normed_heads(self.q_norm, self.q(x), self.heads))
-        if ctx.encoder_out is None:
-            return q, *ctx.read_cross()
-        k, v = self.kv.split(ctx.encoder_out, direct=not self.norms)
-        k = ctx.tap("k", self._normed_heads(self.k_norm, k, self.groups))
-        v = ctx.tap("v", split_heads(v, self.groups))
-        if ctx.cache is not None:
-            ctx.cache.layer.keep_cross(k, v)
-        return q, k, v
-
-    def _normed_heads(self, norm: nn.Module, x: Tensor, heads: int) -> Tensor:
-        """[b, t, h·k] -> [b, h, t, k], normed before or after"""
-        if not self.norms:
-            return split_heads(x, heads)
-        return split_heads(norm(x), heads) if self.whole_norms else norm(split_heads(x, heads))
-
     def reset(self) -> None:
         for own, start in ((self.sinks, 0), (self.value_mix, 0.5)):
             if own is not None:
@@ -133,7 +126,3 @@ class MultiHeadAttention(OutBranch):
     @property
     def scoring(self) -> Scoring:
         return Scoring(self.scale, self.normalizer, self.cap, self.sinks)
-
-    def queries(self) -> Tensor:
-        """Return the rows of the weight that project the queries."""
-        return self.q.rows() if self.cross else self.latent.queries() if self.latent else self.qkv.rows(0)

@@ -39,12 +39,12 @@ class Sublayer(nn.Module):
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """Return what the sublayer adds to the residual stream."""
-        y = self.inner(ctx.tap("in", _norm(self.norm_in, x, ctx)), ctx)
-        return ctx.tap("out", self.dropout(_norm(self.norm_branch, y, ctx)))
+        y = self.inner(ctx.tap("in", normed(self.norm_in, x, ctx.layout, ctx.aux)), ctx)
+        return ctx.tap("out", self.dropout(normed(self.norm_branch, y, ctx.layout, ctx.aux)))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         y = self.branch(x, ctx)
-        return _norm(self.norm_sum, x + y if self.residual else y, ctx)
+        return normed(self.norm_sum, x + y if self.residual else y, ctx.layout, ctx.aux)
 
 
 class SequentialBlock(nn.ModuleDict):
@@ -52,7 +52,7 @@ class SequentialBlock(nn.ModuleDict):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for name, sublayer in self.items():
-            x = sublayer(x, ctx.scoped(name))
+            x = sublayer(x, ctx if ctx.taps is None else ctx.scoped(name))
         return x
 
 
@@ -68,16 +68,12 @@ class ParallelBlock(nn.Module):
         self.norm_in, self.norm_sum = norm_in, norm_sum
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = _norm(self.norm_in, x, ctx)
+        h = normed(self.norm_in, x, ctx.layout, ctx.aux)
         total = x if self.residual else torch.zeros_like(x)
         for name in self.names:
             sublayer: Sublayer = getattr(self, name)
             total = total + sublayer.branch(h, ctx.scoped(name))
-        return _norm(self.norm_sum, total, ctx)
-
-
-def _norm(norm: nn.Module, x: Tensor, ctx: Context) -> Tensor:
-    return normed(norm, x, ctx.layout, ctx.aux)
+        return normed(self.norm_sum, total, ctx.layout, ctx.aux)
 
 
 def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:

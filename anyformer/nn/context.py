@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from anyformer.attention.layout import Layout
-from anyformer.attention.lowered import FewQueries, Relation
+from anyformer.attention.lowered import Relation
 from anyformer.cache.layer_cache import LayerCache
 from anyformer.cache.paged import PagedLayer, PagedSlots
 from anyformer.cache.ring import FirstTokens, SharedSlots, SlotWriter
@@ -52,11 +52,11 @@ class CacheWriter(NamedTuple):
     layer: LayerCache | StateCache | PagedLayer
     write_at: SlotWriter
 
-    def append(self, k: Tensor, v: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    def append(self, k: Tensor, v: Tensor, relation: Relation | None = None) -> tuple[Tensor, Tensor]:
         """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k], or all that is stored."""
         assert not isinstance(self.layer, StateCache), "a recurrent mixer writes its state itself"
         writer = self.write_at
-        if in_place:
+        if relation is not None and relation.reads_in_place:
             assert isinstance(writer, PagedSlots | SharedSlots)
             writer = writer._replace(gathers=False)
         return self.layer.append(k, v, writer)
@@ -68,16 +68,19 @@ class StateSink:
     states: Tensor | None = None
 
 
-class FirstValues:
-    """The values of the first layer with a value residual, for the tokens at hand [b, g, t, k_v]. No list either."""
+class RecurrentOptions(NamedTuple):
+    """Where a recurrent layer starts, where its states go, and how it runs."""
 
-    values: Tensor | None = None
+    initial: Tensor | None = None  # its state for a segment that starts at each token, [b, t, h]; None: zeros
+    sink: StateSink | None = None
+    backend: str = "auto"  # eager: by the definition
 
-    def of(self, values: Tensor) -> Tensor:
-        """Return the first layer's values; those given, if this is the first layer."""
-        if self.values is None:
-            self.values = values
-        return self.values
+
+class Crossing(NamedTuple):
+    """What cross-attention reads."""
+
+    relation: Relation
+    encoder_out: Tensor | None = None  # [b, s, d]; None once a cache holds its keys and values
 
 
 class Context(NamedTuple):
@@ -86,16 +89,12 @@ class Context(NamedTuple):
     layout: Layout  # of the tokens at hand
     keys: Layout  # of the tokens that they may read: the same ones, or those in a cache or the segment memory
     relation: Relation | None = None  # mask and positions of self-attention
-    cross: Relation | None = None  # mask of cross-attention
-    encoder_out: Tensor | None = None  # [b, s, d]; None without an encoder, and once a cache holds its keys and values
+    cross: Crossing | None = None  # the same of cross-attention, and the encoder's output
     cache: CacheWriter | None = None
     memory: LayerMemory | None = None  # segment memory (Transformer-XL)
-    initial_state: Tensor | None = None  # of a recurrent layer, for a segment that starts at each token, [b, t, h]
-    state_sink: StateSink | None = None
-    first_values: FirstValues | None = None
+    recurrent: RecurrentOptions = RecurrentOptions()
     taps: Tap | None = None
     aux: AuxOutputs | None = None
-    backend: str = "auto"
 
     @property
     def reads_own_tokens(self) -> bool:
@@ -113,12 +112,13 @@ class Context(NamedTuple):
         """
         if self.cache is None:
             return k, v
-        return self.cache.append(k, v, in_place=_reads_in_place(self.relation))
+        return self.cache.append(k, v, self.relation)
 
     def read_cross(self) -> tuple[Tensor, Tensor]:
         """Return the keys and values of cross-attention from the cache [b, g, s, k], or the pools of their pages."""
         assert self.cache is not None
-        return self.cache.layer.read_cross(_reads_in_place(self.cross))
+        assert self.cross is not None
+        return self.cache.layer.read_cross(self.cross.relation.reads_in_place)
 
     def with_memory(self, x: Tensor) -> Tensor:
         """Return the tokens of the segment memory, then new ones [b, t, d]."""
@@ -132,14 +132,5 @@ class Context(NamedTuple):
         x = self.with_memory(x)
         return self.append(x[:, None], x[:, None, :, :0])[0][:, 0]
 
-    def is_tapped(self, name: str) -> bool:
-        return self.taps is not None and self.taps.selects(name)
-
     def tap(self, name: str, x: Tensor) -> Tensor:
         return x if self.taps is None else self.taps(name, x)
-
-
-def _reads_in_place(relation: Relation | None) -> bool:
-    """Return whether the kernel finds keys and values in the cache by a table."""
-    lowered = None if relation is None else relation.lowered
-    return isinstance(lowered, FewQueries) and (lowered.pages is not None or lowered.origins is not None)

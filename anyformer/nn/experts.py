@@ -269,7 +269,7 @@ class Mixture(nn.Module):
 
     def _tapped_weights(self, choice: Choice, x: Tensor, ctx: Context) -> Tensor:
         """Return the weights of the chosen experts [m, k] after the tap, which sees those of all experts [b, t, n]."""
-        if not ctx.is_tapped("router"):
+        if ctx.taps is None or not ctx.taps.selects("router"):
             return choice.weights
         every = torch.zeros_like(choice.probabilities).scatter(-1, choice.experts, choice.weights)
         every = every.unflatten(0, x.shape[:2])  # [b, t, n]

@@ -136,8 +136,15 @@ def _scale_by_role(model: nn.Module, init: Init) -> None:
         for module in stack.modules():
             if isinstance(init, FanIn) and isinstance(module, MultiHeadAttention) and module.scale == 1:
                 # unscaled scores: the queries carry the 1/sqrt(k)
-                rows = module.queries()
+                rows = _queries(module)
                 rows.div_(math.sqrt(rows.shape[0] // module.heads))
+
+
+def _queries(attention: MultiHeadAttention) -> Tensor:
+    """Return the rows of the weight that project the queries."""
+    if attention.latent is not None:
+        return attention.latent.queries()
+    return attention.q.rows() if attention.cross else attention.qkv.rows(0)
 
 
 def _residual_outputs(stack: BlockStack) -> Iterator[Tensor]:

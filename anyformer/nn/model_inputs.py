@@ -102,6 +102,8 @@ def _read(
     module: InputModule, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None
 ) -> tuple[Inputs, Layout]:
     if isinstance(given, Inputs):
+        if given.layout is not None and given.layout.continues_cache and not options:  # made by `Cache.next`
+            return given, given.layout
         if any(value is not None for value in options.values()):
             raise ValueError(f"{', '.join(options)}: `Inputs` hold these themselves; leave the keywords out")
         inputs = given

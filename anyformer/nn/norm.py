@@ -22,12 +22,8 @@ class RootMeanSquare(nn.Module):
         mean = y.square().sum(-1, keepdim=True) * (1 / y.shape[-1])  # `mean` itself takes three times as long on a CPU
         y = y * torch.rsqrt(mean + self.eps)
         # in low precision the two orders round differently, and public families differ
-        return y.to(x.dtype) * self.gain if self.cast_first else (y * at_least_fp32(self.gain)).to(x.dtype)
-
-    @property
-    def gain(self) -> Tensor:
-        """offset + γ"""
-        return self.weight + self.offset if self.offset else self.weight
+        weight = self.weight + self.offset if self.offset else self.weight
+        return y.to(x.dtype) * weight if self.cast_first else (y * at_least_fp32(weight)).to(x.dtype)
 
     def reset(self) -> None:
         nn.init.constant_(self.weight, 1 - self.offset)

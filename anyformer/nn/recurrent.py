@@ -45,16 +45,17 @@ class RecurrentMixer(OutBranch):
             segments = None if ctx.layout.segments is None else _take(ctx.layout.segments, order)
             back = self._run(cell, _take(x, order), ctx.layout._replace(segments=segments), ctx)
             read.append(_take(back, order)[..., : self.hidden])
-        if ctx.state_sink is not None:
-            ctx.state_sink.states = state
+        if ctx.recurrent.sink is not None:
+            ctx.recurrent.sink.states = state
         return self.out(ctx.tap("state", torch.cat(read, dim=-1)))
 
     def _run(self, cell: nn.RNNBase, x: Tensor, layout: Layout, ctx: Context) -> Tensor:
         """Return the state after each token [b, t, h]; without a sink, the fused LSTM returns h alone, without c."""
+        start = ctx.recurrent.initial
         is_plain = not layout.packed and layout.padding != "any" and ctx.reads_own_tokens
-        needs_c = isinstance(cell, nn.LSTM) and (ctx.state_sink is not None or ctx.cache is not None)
-        if is_plain and ctx.backend != "eager" and not needs_c and _has_kernel(x, self.training):
-            initial = None if ctx.initial_state is None else ctx.initial_state[None, :, 0].contiguous()
+        needs_c = isinstance(cell, nn.LSTM) and (ctx.recurrent.sink is not None or ctx.cache is not None)
+        if is_plain and ctx.recurrent.backend != "eager" and not needs_c and _has_kernel(x, self.training):
+            initial = None if start is None else start[None, :, 0].contiguous()
             if initial is not None and isinstance(cell, nn.LSTM):
                 states = cell(x, tuple(part.contiguous() for part in initial.chunk(2, dim=-1)))[0]
             else:
@@ -63,7 +64,7 @@ class RecurrentMixer(OutBranch):
             state, last = x.new_zeros(x.shape[0], self.state), None
             if not ctx.reads_own_tokens:
                 state, last = self._newest(ctx)
-            states = _steps(cell, x, layout, state, last, ctx.initial_state)
+            states = _steps(cell, x, layout, state, last, start)
         if ctx.cache is not None:
             h, c = states[:, None].tensor_split([self.hidden], dim=-1)  # [b, 1, t, h]
             ctx.cache.append(h, c)

@@ -1,6 +1,7 @@
 """Stack of blocks: the encoder or the decoder, with its position schemes and final norm."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lower import lower
-from anyformer.attention.lowered import Relation
+from anyformer.attention.lowered import FirstValues, Relation
 from anyformer.attention.position_module import Positions
 from anyformer.cache.paged import AnyCache
 from anyformer.cache.ring import Step
@@ -29,13 +30,14 @@ from anyformer.config import (
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import build_block
-from anyformer.nn.context import CacheWriter, Context, FirstValues, PassOptions, StateSink
+from anyformer.nn.context import CacheWriter, Context, Crossing, PassOptions, RecurrentOptions, StateSink
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.norm import normed
 from anyformer.nn.pooling import Funnel
 
 HERE = Runtime("cpu", torch.float32, training=False)
 DEFAULT_OPTIONS = PassOptions()
+NO_SINKS: Mapping[int, StateSink] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
@@ -136,7 +138,7 @@ class BlockStack(nn.Module):
         """Apply the part of the position scheme that acts on embeddings."""
         if self.ends and not torch.compiler.is_compiling():
             self._check(layout, *self.ends[0])
-        return self.embedder.embed(x, layout.positions)
+        return self.embedder.embed(x, layout.positions) if self.embedder.scheme.embeds() else x
 
     def _check(self, layout: Layout, limit: int, positions: str) -> None:
         """Raise if a position has no weights."""
@@ -153,45 +155,83 @@ class BlockStack(nn.Module):
 
     def relations(
         self,
-        layout: Layout,
+        layouts: Sequence[Layout],
         steps: dict[int | None, Step],
         cached: bool,
         site: Runtime = HERE,
-        backend: str = "auto",
-        levels: Sequence[Layout] = (),
-        tapped: bool = False,
+        options: PassOptions = DEFAULT_OPTIONS,
     ) -> list[Relation]:
         """Return the lowered mask and the state of positions of each plan, once per forward pass.
 
-        `levels` are the layouts of pooled tokens. With `tapped`, latent attention expands all keys and values.
+        `layouts` are those of the tokens at hand, and of pooled ones. With taps, latent attention expands all keys and
+        values.
         """
-        made = []
+        made, tapped, first_values = [], options.taps is not None, FirstValues()
         for plan in self.plans:
-            q, k = layout, steps.get(plan.reach, steps[None]).keys
+            q, k = layouts[0], steps.get(plan.reach, steps[None]).keys
             if plan.level:
-                q = k = levels[plan.level]
-            role: Role = "part" if q.whole is not None else "cached" if cached and k is not layout else "self"
+                q = k = layouts[plan.level]
+            role: Role = "part" if q.whole is not None else "cached" if cached and k is not layouts[0] else "self"
             k = k._replace(pages=None, origins=None) if tapped else k  # taps read keys and values by row
             positions = cast(Positions, self.schemes[plan.scheme])
             absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
             needs = plan.needs.absorbed() if absorbs else plan.needs
-            relation = lower(plan.pattern, q, k, role, positions, needs, site, backend)
+            relation = lower(plan.pattern, q, k, role, positions, needs, site, options.backend)
             new = q if cached or q.whole is not None else k  # keys in a cache or of other processes are rotated already
             by_axis = new.coordinates is not None and positions.scheme.reads_coordinates()
             where = new.coordinates if by_axis and new.coordinates is not None else new.positions
-            rotation = positions.prepare(where, plan.rotary_width)
-            made.append(relation._replace(rotation=rotation, absorbs=absorbs, whole=q.whole))
+            rotation = positions.scheme.prepare(where, plan.rotary_width)
+            made.append(relation._replace(rotation=rotation, absorbs=absorbs, whole=q.whole, first_values=first_values))
         return made
 
-    def crossings(self, q: Layout, source: Layout, site: Runtime, backend: str) -> list[Relation]:
+    def crossings(self, q: Layout, source: Layout, site: Runtime, options: PassOptions) -> list[Relation]:
         """Return the masks of cross-attention, once per forward pass."""
         made = []
+        source = source if options.taps is None else source._replace(pages=None, origins=None)
         for pattern, needs in self.cross_plans:
             if pattern.limit is not None and not torch.compiler.is_compiling():
                 self._check(source, pattern.limit, f"positions of the '{pattern.kind}' pattern")
             keys = source if source.whole is None else source.whole.layout
-            relation = lower(pattern, q, keys, "cross", self.no_position, needs, site, backend)
+            relation = lower(pattern, q, keys, "cross", self.no_position, needs, site, options.backend)
             made.append(relation._replace(whole=source.whole))
+        return made
+
+    def contexts(
+        self,
+        x: Tensor,
+        layouts: Sequence[Layout],
+        options: PassOptions,
+        *,
+        encoded: Encoded | None,
+        cache: AnyCache | None,
+        memory: MemoryUpdate | None,
+        state_sinks: Mapping[int, StateSink],
+    ) -> list[Context]:
+        """Return what each layer reads besides its input; layers of one plan share masks and positions."""
+        layout, site, made = layouts[0], Runtime.of(x, self.training), []
+        keys = layout if memory is None else memory.past.keys(layout)
+        keys = keys if layout.whole is None else layout.whole.layout
+        steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
+        relations = self.relations(layouts, steps, cache is not None, site, options)
+        crossings, initial = [], {}
+        if encoded is not None:
+            found = self.crossings(layout, encoded.layout, site, options)
+            crossings, initial = [Crossing(relation, encoded.hidden) for relation in found], encoded.initial_states
+        for i, level in enumerate(self.levels):
+            plan, across = self.plan_of_layer[i], self.cross_plan_of_layer[i]
+            keys, write_at = steps.get(self.sizes[i].reach, steps[None])
+            ctx = Context(
+                layout=layouts[level],
+                keys=layouts[level] if level else keys,
+                relation=None if plan is None else relations[plan],
+                cross=None if across is None or encoded is None else crossings[across],
+                cache=None if cache is None or write_at is None else CacheWriter(cache.layers[i], write_at),
+                memory=None if memory is None else LayerMemory(memory.past.layers[i]),
+                recurrent=RecurrentOptions(initial.get(i), state_sinks.get(i), options.backend),
+                taps=None if options.taps is None else options.taps.scoped(str(i)),
+                aux=options.aux,
+            )
+            made.append(ctx)
         return made
 
     def forward(
@@ -203,57 +243,38 @@ class BlockStack(nn.Module):
         encoded: Encoded | None = None,
         cache: AnyCache | None = None,
         memory: MemoryUpdate | None = None,
-        state_sinks: Mapping[int, StateSink] | None = None,
+        state_sinks: Mapping[int, StateSink] = NO_SINKS,
     ) -> Tensor:
         """[b, t, d] to [b, t, d]; `state_sinks` receive the states of recurrent layers, by layer."""
-        keys = layout if memory is None else memory.past.keys(layout)
-        keys = keys if layout.whole is None else layout.whole.layout
-        steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
-        site = Runtime.of(x, self.training)
-        funnel = Funnel(self.pooling, layout, x.shape[0])
-        backend, taps, aux, recompute = options
-        relations = self.relations(layout, steps, cache is not None, site, backend, funnel.layouts, taps is not None)
-        crossings = []
-        if encoded is not None:
-            source = encoded.layout if taps is None else encoded.layout._replace(pages=None, origins=None)
-            crossings = self.crossings(layout, source, site, backend)
-        first_values, skipped = FirstValues(), None if self.skips is None else Skipped(x, [])
-        for i, run in enumerate(self.runs):
-            plan, across, level = self.plan_of_layer[i], self.cross_plan_of_layer[i], self.levels[i]
-            keys, write_at = steps.get(self.sizes[i].reach, steps[None])
-            x = funnel.to(level, x)
-            if self.skips is not None and skipped is not None:
+        funnel, skipped = Funnel(self.pooling, layout, x.shape[0]), Skipped(x, [])
+        contexts = self.contexts(
+            x, funnel.layouts, options, encoded=encoded, cache=cache, memory=memory, state_sinks=state_sinks
+        )
+        for i, (run, ctx) in enumerate(zip(self.runs, contexts, strict=True)):
+            if self.pooling is not None:
+                x = funnel.to(self.levels[i], x)
+            if self.skips is not None:
                 x = self.skips(i, x, skipped)
-            ctx = Context(
-                funnel.layouts[level],
-                funnel.layouts[level] if level else keys,
-                None if plan is None else relations[plan],
-                None if across is None or encoded is None else crossings[across],
-                None if encoded is None else encoded.hidden,
-                None if cache is None or write_at is None else CacheWriter(cache.layers[i], write_at),
-                None if memory is None else LayerMemory(memory.past.layers[i]),
-                None if encoded is None else encoded.initial_states.get(i),
-                None if state_sinks is None else state_sinks.get(i),
-                first_values,
-                taps if taps is None else taps.scoped(str(i)),
-                aux,
-                backend,
-            )
-            block = self.blocks[run]
-            if recompute and aux is not None and taps is None:
-                x, losses, statistics, new = checkpoint(run_apart, block, x, ctx, use_reentrant=False)
-                aux.merge(losses, statistics)
+            if options.recompute and options.aux is not None and options.taps is None:
+                x, new = self._recomputed(self.blocks[run], x, ctx, options.aux)
             else:
-                x = block(x, ctx)
+                x = self.blocks[run](x, ctx)
                 new = None if ctx.memory is None else ctx.memory.new
             if memory is not None:
                 memory.memory_out.append(new)
-            x = ctx.tap("out", x)
-            if skipped is not None:
+            if ctx.taps is not None:
+                x = ctx.taps("out", x)
+            if self.skips is not None:
                 skipped.outputs.append(x)
         x = funnel.to(0, x)
-        x = self.dropout(normed(self.final_norm, x, layout, aux))
-        return x if taps is None else taps("final", x)
+        x = self.dropout(normed(self.final_norm, x, layout, options.aux))
+        return x if options.taps is None else options.taps("final", x)
+
+    def _recomputed(self, block: nn.Module, x: Tensor, ctx: Context, aux: AuxOutputs) -> tuple[Tensor, Tensor | None]:
+        """Return a block's output and its new segment memory; its activations are computed again when needed."""
+        x, losses, statistics, new = checkpoint(run_apart, block, x, ctx, use_reentrant=False)
+        aux.merge(losses, statistics)
+        return x, new
 
 
 def run_apart(

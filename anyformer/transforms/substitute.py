@@ -8,6 +8,7 @@
 do not fit a call.
 """
 
+from collections import Counter
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from anyformer.nn.context import Context
 from anyformer.nn.eval_mode import submodules
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.linear import Linear
-from anyformer.nn.norm import RootMeanSquare
+from anyformer.nn.norm import OverBatch, RootMeanSquare
 
 Use = Literal["cpu", "cuda", "training"]  # on a CPU or a GPU without gradients, or in compiled half-precision training
 
@@ -45,15 +46,16 @@ class FastRootMeanSquare(RootMeanSquare):
     """The norm by one kernel in evaluation on a GPU; in training it saves bf16 for the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + self.offset if self.offset else self.weight
         if self.training and is_narrow_step(x):
-            return narrow_norm(x, self.gain, None, self.eps, False)
-        if not (runs_fused(x) and self.gain.dtype is x.dtype):
+            return narrow_norm(x, weight, None, self.eps, False)
+        if not (runs_fused(x) and weight.dtype is x.dtype):
             return super().forward(x)
         if not self.cast_first:
-            return F.rms_norm(x, self.weight.shape, self.gain, self.eps)
-        if can_norm(x, self.gain):
-            return rms_norm(x, self.gain, self.eps)
-        return F.rms_norm(x, self.weight.shape, None, self.eps) * self.gain
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        if can_norm(x, weight):
+            return rms_norm(x, weight, self.eps)
+        return F.rms_norm(x, weight.shape, None, self.eps) * weight
 
 
 class FastLinear(Linear):
@@ -63,7 +65,8 @@ class FastLinear(Linear):
         if self.format is not None:
             return super().forward(x)
         assert self.weight is not None
-        y = linear(x, self.weight, self.bias)
+        one_row = x.numel() == self.in_features and not x.is_cuda  # which a CPU multiplies as it is
+        y = F.linear(x, self.weight, self.bias) if one_row else linear(x, self.weight, self.bias)
         return y if self.lora is None else y + self.lora(x)
 
     def split(self, x: Tensor, direct: bool = False) -> tuple[Tensor, ...]:
@@ -76,7 +79,7 @@ class FastLinear(Linear):
             assert self.weight is not None
             assert self.bias is not None
             return split_linear(x, self.weight, self.bias, self.parts)
-        return super().split(x)
+        return self(x).split(self.parts, dim=-1)
 
     @property
     def joins_gradients(self) -> bool:
@@ -121,22 +124,26 @@ class FastPlainFFN(PlainFFN):
 
 
 class FastSublayer(Sublayer):
-    """Sublayer whose matmuls compute the norm of one row and the residual sum themselves, on a GPU.
+    """Sublayer that calls nothing which changes nothing: in evaluation without taps, dropout and absent norms.
 
-    Nothing but the first matmul may read the input, and the norm may not be computed by an earlier kernel: the matmul
-    loads γ before that has ended.
+    On a GPU the matmuls of one row compute its norm and the residual sum themselves. Nothing but the first may read
+    the input then, and the norm may not be computed by an earlier kernel: the matmul loads γ before that has ended.
     """
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if not (is_few_rows(x) and self._fuses(x.dtype, ctx)):
+        absent = type(self.norm_branch) is nn.Identity and type(self.norm_sum) is nn.Identity
+        if self.training or ctx.taps is not None or not (absent and self.residual) or type(self.norm_in) is OverBatch:
             return super().forward(x, ctx)
+        if not (is_few_rows(x) and self._fuses(x.dtype, ctx)):
+            return x + self.inner(self.norm_in(x), ctx)
         assert isinstance(self.norm_in, RootMeanSquare)
         norm, inner = RowFusion(self.norm_in.weight, self.norm_in.eps), self.inner
         first, last = self._ends()
         assert isinstance(first, FastLinear)
         assert isinstance(last, FastLinear)
         if isinstance(inner, MultiHeadAttention):
-            q, k, v = inner.shape_heads(first.fused_row(x, norm).split(first.parts, dim=-1), ctx)
+            assert ctx.relation is not None
+            q, k, v = inner.shape_heads(first.fused_row(x, norm).split(first.parts, dim=-1), ctx.relation)
             h = inner.read(q, *ctx.append(k, v), ctx).transpose(1, 2).flatten(2)
         else:
             h = first.fused_row(x, norm._replace(gated=True))
@@ -154,15 +161,10 @@ class FastSublayer(Sublayer):
     def _fuses(self, dtype: torch.dtype, ctx: Context) -> bool:
         norm = self.norm_in
         return (
-            self.residual
-            and not self.training
-            and isinstance(norm, RootMeanSquare)
+            isinstance(norm, RootMeanSquare)
             and not norm.offset
             and norm.weight.dtype is dtype
             and not has_hooks(norm)
-            and isinstance(self.norm_branch, nn.Identity)
-            and isinstance(self.norm_sum, nn.Identity)
-            and ctx.taps is None
             and ctx.memory is None
             and all(isinstance(layer, FastLinear) and layer.has_row_kernel(dtype) for layer in self._ends())
         )
@@ -180,29 +182,38 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 class Substitution(NamedTuple):
-    """A faster class of a module, and where it is faster."""
+    """A faster class of a module, where it is used, and what it gains."""
 
     fast: type[nn.Module]
     uses: tuple[Use, ...]
+    gain: str
+
+    @property
+    def why_not(self) -> str:
+        return f"plain: faster {' and '.join(WHERE[use] for use in self.uses)} only"
 
 
+WHERE: dict[Use, str] = {"cpu": "on a CPU", "cuda": "on CUDA with Triton", "training": "in compiled half precision"}
 TABLE: dict[type[nn.Module], Substitution] = {
-    nn.LayerNorm: Substitution(FastLayerNorm, ("training",)),
-    RootMeanSquare: Substitution(FastRootMeanSquare, ("cuda", "training")),
-    Linear: Substitution(FastLinear, ("cpu", "cuda", "training")),
-    PlainFFN: Substitution(FastPlainFFN, ("training",)),
-    Sublayer: Substitution(FastSublayer, ("cuda",)),
+    nn.LayerNorm: Substitution(FastLayerNorm, ("training",), "saves bf16 for the backward pass"),
+    RootMeanSquare: Substitution(FastRootMeanSquare, ("cuda", "training"), "one kernel; in training it saves bf16"),
+    Linear: Substitution(FastLinear, ("cpu", "cuda", "training"), "kernels for few rows, and for joined gradients"),
+    PlainFFN: Substitution(FastPlainFFN, ("training",), "matmul and activation by one op"),
+    Sublayer: Substitution(FastSublayer, ("cpu", "cuda"), "fewer calls; on CUDA also fewer kernels for one row"),
 }
 
 
 def substitute(model: nn.Module, use: Use | None = None) -> None:
     """Give the modules of a model their faster classes for its device, and for a further `use`."""
     device = next((x.device.type for x in chain(model.parameters(), model.buffers())), "meta")
-    uses = {use, device} if HAS_TRITON or device != "cuda" else {use}
     for module in submodules(model):
         found = TABLE.get(type(module))
-        if found is not None and not uses.isdisjoint(found.uses):
+        if found is not None and _is_used(found, device, use):
             module.__class__ = found.fast
+
+
+def _is_used(found: Substitution, device: str, use: Use | None) -> bool:
+    return use in found.uses or (device in found.uses and (HAS_TRITON or device != "cuda"))
 
 
 def restore(model: nn.Module) -> None:
@@ -210,3 +221,19 @@ def restore(model: nn.Module) -> None:
     plain = {found.fast: cls for cls, found in TABLE.items()}
     for module in submodules(model):
         module.__class__ = plain.get(type(module), type(module))
+
+
+def explain(device: str, use: Use | None = None) -> dict[str, str]:
+    """Return for each plain class whether its faster one is used on a kind of device, and why."""
+    return {
+        plain.__name__: f"{found.fast.__name__}  ({found.gain})" if _is_used(found, device, use) else found.why_not
+        for plain, found in TABLE.items()
+    }
+
+
+def explain_model(model: nn.Module) -> list[str]:
+    """Return a line for each class of `TABLE` that a model has, faster or plain."""
+    counts = Counter(type(module) for module in submodules(model))
+    faster = {f.fast: f"{counts[f.fast]} × {f.fast.__name__}  ({f.gain})" for f in TABLE.values()}
+    plain = {cls: f"{counts[cls]} × {cls.__name__}  ({f.why_not})" for cls, f in TABLE.items()}
+    return [line for cls, line in (faster | plain).items() if counts[cls]]

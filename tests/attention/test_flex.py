@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention
 
 from anyformer.attention import flex
 from anyformer.attention.attend import attend, weigh
-from anyformer.attention.choose import VARLEN_MIN_ROW, Requirements, biases, choose
+from anyformer.attention.choose import VARLEN_MIN_ROW, Requirements, choose
 from anyformer.attention.layout import Layout, Role, make_layout, sees
 from anyformer.attention.lower import lower, lower_dense
 from anyformer.attention.lowered import Blocks, Dense
@@ -27,7 +27,7 @@ from tests.attention.test_layout import CPU, pairs as two_layouts, patterns, row
 from tests.strategies import PATTERNS, RELATIVE, build, close, models, seeds, tokens
 
 HERE = Runtime("cpu", torch.float64, training=False)
-BIASES = tuple(scheme for scheme in RELATIVE if biases(scheme) or scheme.kind == "none")  # rotary acts before kernels
+BIASES = tuple(scheme for scheme in RELATIVE if scheme.biases() or scheme.kind == "none")  # rotary acts before kernels
 SMALL = (4, 2)  # tokens in a block, so that a few tokens are several; the second fits blocks of the patterns
 
 

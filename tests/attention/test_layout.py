@@ -296,7 +296,7 @@ def test_causal_with_right_padding_needs_no_mask(seed: int, length: int, shorter
     model, ids = build(CONFIG, seed), tokens(seed, 3, length)
     segments = torch.where(torch.arange(length) < torch.tensor([length, *shorter])[:, None], 0, PADDING)
     layout = Layout(torch.arange(length)[None], segments, ordered=True, packed=False, padding="right")
-    assert model.decoder.relations(layout, {None: Step(layout)}, cached=False)[0].lowered.causal
+    assert model.decoder.relations([layout], {None: Step(layout)}, cached=False)[0].lowered.causal
     for backend in ("eager", "sdpa"):
         model.backend = backend
         out = model(Inputs(ids, layout))

@@ -42,8 +42,9 @@ def test_as_plain(name: str, monkeypatch: pytest.MonkeyPatch):
         launch(problem, *out)
 
     monkeypatch.setattr(choose, "HAS_TRITON", True)
-    monkeypatch.setattr(choose, "_no_decode", lambda q, role, needs, at: obstacle(
-        q, role, needs, at._replace(device="cuda", dtype=torch.bfloat16)
+    monkeypatch.setattr(choose, "_choose_once", choose._choose)
+    monkeypatch.setattr(choose, "_no_decode", lambda pair, needs, at: obstacle(
+        pair, needs, at._replace(device="cuda", dtype=torch.bfloat16)
     ))  # fmt: skip
     monkeypatch.setattr(few_queries, "launch", watched)
     monkeypatch.setattr(session, "_can_share_rows", lambda cache: True)

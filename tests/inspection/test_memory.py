@@ -16,6 +16,7 @@ from anyformer.kernels import cross_entropy as loss
 from anyformer.nn import dropout
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
+from anyformer.transforms.substitute import substitute
 
 D, H, V, T, B = 64, 2, 128, 64, 4
 
@@ -36,6 +37,7 @@ def saved(config: ModelConfig, precision: Precision, compiled: bool, recompute: 
     """Return the bytes of all tensors that autograd saves in a forward pass, without the weights."""
     torch.manual_seed(0)
     model = Transformer(config).train()
+    substitute(model, "training")
     ids = torch.randint(2, V, (B, T))
     inputs = (ids, ids) if config.shape == "encoder-decoder" else (ids,)
 

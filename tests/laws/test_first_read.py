@@ -94,7 +94,7 @@ def small(pattern: Causal | Window) -> Transformer:
 
 
 def lowered(model: Transformer, layout: Layout, cache: Cache, runtime: Runtime):
-    (relation,) = model.decoder.relations(layout, cache.take(layout), True, runtime)
+    (relation,) = model.decoder.relations([layout], cache.take(layout), True, runtime)
     return relation.lowered
 
 

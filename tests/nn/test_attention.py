@@ -1,6 +1,7 @@
 """Multi-head attention by its formula, head by head."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.nn.context import Context, Tap
+from anyformer.nn.context import Context, Crossing, PassOptions, Tap
 from tests.strategies import HERE, attentions, build as whole, close, seeds, tokens
 
 WIDTH = 8
@@ -120,7 +121,7 @@ def test_cross_attention_head_by_head(spec: Attention, seed: int, length: int, s
         random(seed, 2, length, WIDTH),
         random(seed + 1, 2, source, WIDTH),
     )
-    out = module(x, Context(HERE, HERE, Relation(), cross=every_key(spec), encoder_out=encoder_out))
+    out = module(x, Context(HERE, HERE, Relation(), cross=Crossing(every_key(spec), encoder_out)))
     close(out, by_head(module, spec, x, encoder_out))
 
 
@@ -176,7 +177,7 @@ def test_qk_norm_bounds_the_scores(norm, cross: bool):
     maps = []
     for size in (1e3, 1e6):
         x = random(0, 2, 5, WIDTH) * size
-        _, seen = look(module, x, Context(HERE, HERE, Relation(), cross=Relation(), encoder_out=x))
+        _, seen = look(module, x, Context(HERE, HERE, Relation(), cross=Crossing(Relation(), x)))
         maps.append(seen["weights"])
     close(maps[0], maps[1], 1e-6)
     assert maps[0].std() > 0.01  # and yet it attends to something
@@ -210,13 +211,13 @@ def test_each_head_projects_the_whole_embedding():
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_dropout(backend: str):
+def test_dropout(backend: Literal["eager", "sdpa"]):
     """On the weights: in training each is zeroed or scaled by 1/(1-p), so the mean stays; in eval nothing happens."""
     p, n = 0.4, 3000
     module = build(Attention(heads=2, value_width=4, output=NoOutput(), dropout=p))
     without = build(Attention(heads=2, value_width=4, output=NoOutput()))
     x = random(0, 1, 3, WIDTH).expand(n, 3, WIDTH)  # n draws of one problem
-    context = FREE._replace(backend=backend)
+    context = FREE._replace(relation=Relation(Dense(kernel=backend)))
     plain = without(x[:1], context)
     assert torch.equal(module.eval()(x[:1], context), plain)
     noisy = module.train()(x, context)
@@ -310,7 +311,8 @@ def test_reading_the_compressed_vector_itself(rank: int, kind: str):
 
     def absorbs(queries: int, cached: bool = True, tapped: bool = False) -> bool:
         layout = make_layout(2, queries, ids.device)
-        (relation,) = model.decoder.relations(layout, {None: Step(layout)}, cached, tapped=tapped)
+        options = PassOptions(taps=Tap(lambda name, x: x) if tapped else None)
+        (relation,) = model.decoder.relations([layout], {None: Step(layout)}, cached, options=options)
         return relation.absorbs
 
     assert absorbs(1)

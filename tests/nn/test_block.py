@@ -32,7 +32,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.nn.block import Sublayer, build_block
-from anyformer.nn.context import Context, Tap
+from anyformer.nn.context import Context, Crossing, Tap
 from anyformer.nn.model import Transformer
 from tests.strategies import HERE, build, close, seeds, tokens
 
@@ -56,7 +56,7 @@ def made(spec: Block, seed: int = 0) -> nn.Module:
 
 
 def context(seed: int = 0) -> Context:
-    return Context(HERE, HERE, Relation(Dense(causal=True)), cross=Relation(), encoder_out=random(seed, 2, 3, WIDTH))
+    return Context(HERE, HERE, Relation(Dense(causal=True)), cross=Crossing(Relation(), random(seed, 2, 3, WIDTH)))
 
 
 @given(seeds, st.sampled_from([LayerNorm(), RMSNorm(), NoNorm()]))

@@ -34,7 +34,7 @@ from anyformer.config import (
 )
 from anyformer.decoding.generate import generate
 from anyformer.inspection.count import count
-from anyformer.nn.context import Context
+from anyformer.nn.context import Context, RecurrentOptions
 from anyformer.nn.model import Transformer
 from anyformer.nn.recurrent import RecurrentMixer
 from tests.strategies import build, close, seeds, tokens
@@ -62,7 +62,7 @@ def vectors(seed: int, *shape: int) -> Tensor:
 
 def run(module: nn.Module, x: Tensor, layout: Layout | None = None, backend: str = "auto") -> Tensor:
     layout = layout or make_layout(x.shape[0], x.shape[1], CPU)
-    return module(x, Context(layout, layout, backend=backend))
+    return module(x, Context(layout, layout, recurrent=RecurrentOptions(backend=backend)))
 
 
 def decoder(*mixers: Mixer, width: int = WIDTH, **fields) -> ModelConfig:

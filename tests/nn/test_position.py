@@ -211,7 +211,7 @@ def test_only_the_layer_that_asks_has_a_table():
     model = build(decoder(Rotary(), own, Attention(heads=2)))
     assert sum(".schemes." in name for name, _ in model.named_parameters()) == 1
     layout = make_layout(1, 5, torch.device("cpu"))
-    relations = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
+    relations = model.decoder.relations([layout], {None: Step(layout)}, cached=False)
     first, second = (relations[i] for i in model.decoder.plan_of_layer)
     assert first.lowered.bias is not None
     assert first.rotation is None

@@ -88,7 +88,7 @@ def test_t5_buckets_follow_the_pattern(pattern, causal: bool):
     scheme = T5Bias(buckets=8, max_distance=12)
     model = build(decoder(scheme, Attention(heads=2, pattern=pattern)))
     layout = make_layout(1, 20, torch.device("cpu"))
-    (relation,) = model.decoder.relations(layout, {None: Step(layout)}, cached=False)
+    (relation,) = model.decoder.relations([layout], {None: Step(layout)}, cached=False)
     table = model.decoder.schemes[0].tables.buckets
     expected = scheme.bias(layout.positions, layout.positions, 2, causal, {"buckets": table})
     seen = relation.lowered.bias > -torch.inf

@@ -25,7 +25,7 @@ from anyformer.config import (
 )
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import build_block
-from anyformer.nn.context import Context
+from anyformer.nn.context import Context, Crossing
 from anyformer.nn.stack import BlockStack, Encoded
 
 WIDTH, HEADS, FF, DEPTH = 24, 4, 40, 2
@@ -166,12 +166,12 @@ def test_cross_attention(bias: bool, backend: str) -> None:
         layout,
         layout,
         relate(Full(), layout, layout, "self"),
-        relate(Full(), layout, source, "cross", backend),
+        Crossing(relate(Full(), layout, source, "cross", backend)),
     )
     assert_same(
         ours,
         theirs,
-        lambda x, memory: ours(x, ctx._replace(encoder_out=memory)),
+        lambda x, memory: ours(x, ctx._replace(cross=ctx.cross._replace(encoder_out=memory))),
         lambda x, memory: theirs(x, memory, memory, key_padding_mask=hidden, need_weights=False)[0],
         lambda weights: attention_names(weights, "", "", cross=True),
         (x, memory),
@@ -237,12 +237,14 @@ def test_decoder_layer(placement: str, activation: str, bias: bool, eps: float) 
     theirs = loud(their_layer(nn.TransformerDecoderLayer, placement, activation, bias, eps))
     ours = build_block(our_layer(placement, activation, bias, eps, cross=True), WIDTH)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Causal()), rows(SOURCE, Full())
-    ctx = Context(layout, layout, relate(Causal(), layout, layout, "self"), relate(Full(), layout, source, "cross"))
+    ctx = Context(
+        layout, layout, relate(Causal(), layout, layout, "self"), Crossing(relate(Full(), layout, source, "cross"))
+    )
     masks = {"tgt_mask": ahead(x.shape[1]), "tgt_key_padding_mask": padding, "memory_key_padding_mask": hidden}
     assert_same(
         ours,
         theirs,
-        lambda x, memory: ours(x, ctx._replace(encoder_out=memory)),
+        lambda x, memory: ours(x, ctx._replace(cross=ctx.cross._replace(encoder_out=memory))),
         lambda x, memory: theirs(x, memory, **masks),
         lambda weights: layer_names(weights, "", "", norm_at(placement), cross=True),
         (x, memory),

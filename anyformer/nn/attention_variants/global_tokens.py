@@ -48,8 +48,8 @@ class GlobalTokenAttention(MultiHeadAttention):
         k, v = torch.cat((k, own_k), dim=-1), torch.cat((v, split_heads(own_v, self.groups)), dim=-1)
         return ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
 
-    def select(self, out: Tensor, ctx: Context) -> Tensor:
-        found = self.global_queries(ctx.layout)
+    def read(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        out, found = super().read(q, k, v, ctx), self.global_queries(ctx.layout)
         if found is None:
             return out
         local, own = out.chunk(2, dim=-1)

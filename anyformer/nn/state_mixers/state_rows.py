@@ -25,7 +25,7 @@ class StateRows:
         if layout.whole is not None:
             raise ValueError("a recurrent state passes through whole rows: context parallelism cannot split them")
         self.cache = None if ctx.cache is None else _state_cache(ctx.cache.layer)
-        self.recur, self.first = recur if ctx.backend == "eager" else recur_in_chunks, ctx.reads_own_tokens
+        self.recur, self.first = recur if ctx.recurrent.backend == "eager" else recur_in_chunks, ctx.reads_own_tokens
         self.order: Tensor | None = None  # int [b, t]: index of the token at each place of the aligned rows
         self.segments: Tensor | None = None  # these are int [b, t], aligned; None: one run of real tokens in each row
         self.runs: Tensor | None = None  # number of resets up to each token, those before this call included
