@@ -158,31 +158,12 @@ class SilentLog(Log):
     """Log that writes nothing, for all processes but the first."""
 
     def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        super().__init__(Path(), 0, 0, Console(quiet=True, force_terminal=False), 1)
 
     def drop_after(self, step: int) -> None:
         pass
 
     def write(self, step: int, **values: Any) -> None:
-        pass
-
-    def step(self, *_: Any, **__: Any) -> None:
-        pass
-
-    @contextmanager
-    def evaluating(self, step: int, place: float | None = None) -> Iterator[None]:
-        yield
-
-    def evaluation(self, step: int, name: str, values: dict[str, float]) -> None:
-        pass
-
-    def print(self, text: str) -> None:
         pass
 
 

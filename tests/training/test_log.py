@@ -18,7 +18,7 @@ from anyformer.hardware import peak_flops, stated_flops
 from anyformer.inspection.count import count
 from anyformer.recipe import TensorBoard
 from anyformer.training import log as module
-from anyformer.training.log import Log, is_improving
+from anyformer.training.log import Log, SilentLog, is_improving
 from anyformer.training.loop import fit
 from anyformer.training.utilisation import flops_per_token, peak_tokens_per_second
 from tests.training.small import make, model, pairs, quiet, said
@@ -84,6 +84,20 @@ def test_the_last_evaluation_is_announced(tmp_path: Path, clock: Clock) -> None:
                     log.bar.refresh()
         assert said(console).count("evaluating …") >= expected
     assert said(console).splitlines()[-1] == "step 2/2  evaluating …"
+
+
+def test_other_processes_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with SilentLog() as log:
+        log.drop_after(0)
+        log.step(1, 1.0, 0.1, 1.0, 50)
+        with log.evaluating(1):
+            log.evaluation(1, "valid", {"loss": 1.0})
+    assert not [*tmp_path.iterdir()]
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
