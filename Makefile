@@ -38,9 +38,9 @@ test-system: $(ALL)  ## tests with browsers, compilers, the wheel, several proce
 
 # One run imports and collects once. The setting only lets it enter tests/docs_site, too.
 check: $(ALL) browser docs  ## all of test, test-system and docs-test in one run
-	$(PYTEST) -o norecursedirs=".*"
+	$(PYTEST) -o norecursedirs=".*" $(TESTS)
 
-thorough:  ## check with all of the rotating groups and many more examples (hours)
+thorough:  ## check with all of the rotating groups and many more examples (hours; TESTS="FILE ..." runs these alone)
 	HYPOTHESIS_PROFILE=thorough $(MAKE) check
 
 durations: $(ALL) browser docs  ## measure the time of each test file; write tests/durations.json

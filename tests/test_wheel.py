@@ -1,4 +1,4 @@
-"""The wheel holds the package and nothing else, and works where this repository is not."""
+"""The wheel holds the package and nothing else, and works where this repository is not; the sdist holds all."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("hatchling", reason="the wheel is built without isolation: pip install -e '.[dev]'")
+    pytest.importorskip("hatchling", reason="needs the extra `dev`")
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
     (built,) = out.glob("*.whl")
@@ -57,6 +57,16 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     assert {name for name in names if name.startswith("anyformer/")} == source
     assert "anyformer/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_holds_the_whole_repository() -> None:
+    """Tests read benchmarks, pages and workflows, too."""
+    builder = pytest.importorskip("hatchling.builders.sdist", reason="needs the extra `dev`").SdistBuilder(str(ROOT))
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs git's list of files")
+    held = {file.relative_path for file in builder.recurse_included_files()}
+    tracked = run("git", "-c", "core.quotepath=off", "-C", ROOT, "ls-files", cwd=ROOT).splitlines()
+    assert not {name for name in tracked if (ROOT / name).exists()} - held
 
 
 def test_a_model_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
