@@ -35,6 +35,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "log": ("tensorboard",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "gguf": ("gguf", "jinja2"),
+    "sentencepiece": ("protobuf", "sentencepiece"),
 }
 
 # -- facts ----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@
 tokens are by id, each with a type, whose numbers are SentencePiece's.
 """
 
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from anyformer.config import ConfigError
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.chat_template import DEFAULT, ChatTemplate
-from anyformer.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER
+from anyformer.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, new_model
 from anyformer.data.sentencepiece_tokenizer import PieceReader
 from anyformer.data.tokenizer import TextTokenizer, panicked
 from anyformer.data.tokenizer_files import parse
@@ -233,23 +231,13 @@ def _frame(inner: Tokenizer, entries: Entries, roles: dict[str, str], begins: bo
 
 
 def model_file(pieces: list[tuple[str, float, int]], dummy_prefix: bool) -> bytes:
-    """Return a SentencePiece model of BPE with these pieces, as the protocol buffer that `SentencePieces` reads."""
-
-    def number(value: int) -> Iterator[int]:
-        while value > 127:
-            yield value & 127 | 128
-            value >>= 7
-        yield value
-
-    def field(at: int, data: bytes) -> bytes:
-        return bytes((*number(at << 3 | 2), *number(len(data)))) + data
-
-    def switch(at: int, value: int) -> bytes:
-        return bytes((*number(at << 3), *number(value)))
-
-    table = (
-        field(1, field(1, text.encode()) + struct.pack("<Bf", 2 << 3 | 5, score) + switch(3, type))
-        for text, score, type in pieces
-    )
-    training = switch(3, BPE) + switch(35, any(type == BYTE for *_, type in pieces))
-    return b"".join(table) + field(2, training) + field(3, switch(3, dummy_prefix) + switch(4, False))
+    """Return a .model file of BPE with these pieces."""
+    model = new_model()
+    for text, score, type in pieces:
+        model.pieces.add(piece=text, score=score, type=type)
+    model.trainer_spec.model_type = BPE
+    model.trainer_spec.byte_fallback = any(type == BYTE for *_, type in pieces)
+    model.normalizer_spec.add_dummy_prefix = dummy_prefix
+    model.normalizer_spec.remove_extra_whitespaces = False
+    data: bytes = model.SerializeToString()
+    return data

@@ -3,6 +3,7 @@
 import base64
 import json
 import struct
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ def test_several_models_are_refused(tmp_path: Path) -> None:
     assert "several SentencePiece models: a.model, b.model" in refused(tmp_path)
     (tmp_path / "spiece.model").write_bytes(MODELS["padded"])  # the usual name decides
     assert tokens.read(tmp_path, Framing(), {"model_type": "t5"}).size > 100
+
+
+def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(CASES["T5"], MODELS, tmp_path)
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    said = "spiece.model: is a SentencePiece model, which needs: pip install 'anyformer[sentencepiece]'"
+    assert said in refused(tmp_path)
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------
