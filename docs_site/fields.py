@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from anyformer.config import ModelConfig, Spec
 from anyformer.config.schema import meanings, nested_specs, schema
-from anyformer.decoding.strategy import Beam, Contrastive, Lookup, Sampling, Speculation
+from anyformer.decoding.strategy import Lookup, Sampling, Strategy, options
 from anyformer.lab.grid import Grid
 from anyformer.recipe import Recipe
 from docs_site.text import NOTE, docstring, plain, table
@@ -43,12 +45,10 @@ MODULES = {  # headings, in the order of the pages
     "schedule": "Schedules",
     "logger": "Loggers",
     "width_transfer": "Width transfer",
-    "strategy": "Strategies",
     "grid": "Grids",
 }
 Specs = dict[str, type[Spec]]
-DECODERS = {spec.__name__: spec for spec in (Sampling, Beam, Contrastive, Speculation, Lookup)}
-SPECS = nested_specs(Recipe) | nested_specs(Grid) | DECODERS
+SPECS = nested_specs(Recipe) | nested_specs(Grid)
 
 
 def pages() -> dict[str, str]:
@@ -61,7 +61,7 @@ def pages() -> dict[str, str]:
     return {
         "model.md": _page("Fields of a model", MODEL.format(intro=intro), model, homes | dict.fromkeys(model, "")),
         "recipe.md": _page("Fields of a recipe", RECIPE.format(intro=intro), recipe, homes | dict.fromkeys(recipe, "")),
-        "decoding.md": _page("Options of decoding", DECODING, DECODERS, homes | dict.fromkeys(DECODERS, "")),
+        "decoding.md": _decoding(),
         "grid.md": _page("Fields of a grid", GRID, grid, homes | dict.fromkeys(grid, "")),
     }
 
@@ -95,18 +95,33 @@ def _page(title: str, intro: str, specs: Specs, homes: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
+def _decoding() -> str:
+    """Return the page of the options of decoding, from their table."""
+    parts = [NOTE, "# Options of decoding\n", DECODING + "\n"]
+    for owner in (Strategy, *Strategy.choices()):
+        parts += [f"## {owner.__name__}\n", docstring(inspect.getdoc(owner) or "") + "\n"]
+        rows = []
+        for name, option in options().items():
+            if option.owner is owner:
+                field = name if option.filter is None else option.filter.http or name
+                served = owner in (Strategy, Sampling) and not (option.filter and option.filter.in_ids)
+                kind = _type(TypeAdapter(option.type).json_schema(), {}) or "a run"
+                rows.append([f"`{name}`", kind, f"`{field}`" if served else "", plain(option.help)])
+        parts.append(table(["option", "type", "over HTTP", "meaning"], rows) + "\n")
+    parts += ["## Lookup\n", docstring(inspect.getdoc(Lookup) or "") + "\n"]
+    parts.append(table(["field", "type", "default", "meaning"], list(_rows(Lookup, {}))) + "\n")
+    return "\n".join(parts)
+
+
 def _last(module: str) -> str:
     return module.rpartition(".")[2]
 
 
 def _rows(spec: type[Spec], homes: dict[str, str]) -> Iterator[list[str]]:
-    if spec is Speculation:  # a model among its fields has no schema
-        properties = schema(Sampling)["properties"] | {"draft": {}, "ahead": {"type": "integer", "minimum": 1}}
-    else:
-        properties = schema(spec)["properties"]
+    properties = schema(spec)["properties"]
     for name, field in spec.model_fields.items():
         if name != "kind":
-            kind = _type(properties[name], homes) or "a model, or [Lookup](#lookup)"
+            kind = _type(properties[name], homes)
             default = "*required*" if field.is_required() else _default(field.get_default(call_default_factory=True))
             yield [f"`{name}`", kind, default, plain(meanings(spec)[name])]
 

@@ -214,7 +214,7 @@ def test_a_run_searches_as_its_task_says(tmp_path: Path) -> None:
 def test_help_has_a_panel_for_each_way() -> None:
     for verb in ("generate", "predict"):
         text = re.sub(r"\s+", " ", invoke(verb, "--help").stdout)
-        for panel in (options.SAMPLING, options.BEAM, options.CONTRAST, options.LIMITS, options.SPECULATION):
+        for panel in (options.SAMPLING, options.BEAM, options.PENALTIES, options.LIMITS, "Contrastive", "Speculation"):
             assert panel in text
 
 

@@ -83,12 +83,13 @@ UNDER: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 
-# A part imports its module where it is built: the files of `config/` and `recipe/` may import these inside functions,
-# and for types.
-BUILT = ("nn", "kernels", "data", "training")
+# A part imports its module where it is built: these files may import the units of BUILT inside functions, and for types.
+PARTS = ("config.", "recipe.", "decoding.filters.", "decoding.strategy.")
+BUILT = ("nn", "kernels", "data", "training", "decoding")
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
+    "decoding.strategy",
     "conventions",
     "config",
     "presets",
@@ -115,7 +116,7 @@ LONG_SIGNATURES = (
     "kernels.",
     "presets.",
     "cli.data.data_prepare",
-    "cli.decoding_options._declared",
+    "cli.decoding_options._of_a_call",
     "cli.lab.lab",
     "cli.new.new_",
     "cli.plan.plan",
@@ -165,7 +166,7 @@ def imports(tree: ast.AST, module: str) -> Iterator[tuple[str, int]]:
 
 def built_there(tree: ast.AST, module: str) -> set[tuple[str, int]]:
     """Return the imports inside functions and for types of a file of parts, of what is built there."""
-    if not f"{unit_of(module)}.".startswith(("config.", "recipe.")):
+    if not f"{module.partition('.')[2]}.".startswith(PARTS):
         return set()
     inner = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.If)]
     found = {one for node in inner for one in imports(node, module)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.decoding_options import as_options, decoding, limit_note, prepare
+from anyformer.cli.decoding_options import DecodingCommand, as_options, decoding, limit_note, prepare
 from anyformer.cli.runs import Folder
 from anyformer.cli.torch_import import import_torch
 
@@ -59,7 +59,7 @@ class Interrupts:
         self.stopped = True
 
 
-@app.command("chat")
+@app.command("chat", cls=DecodingCommand)
 @decoding
 def chat_(
     run: Folder,

@@ -1,4 +1,8 @@
-"""Decoding options shared by all verbs that generate: strategy, constraints on answers, cache and precision."""
+"""Decoding options shared by all verbs that generate: strategy, constraints on answers, cache and precision.
+
+Those of strategies and filters come from the table of `decoding.strategy`, when a verb needs them: those of a file
+given by `--import` are among them, and `anyformer --help` imports none.
+"""
 
 import inspect
 import json
@@ -9,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from anyformer.run import Run
     from anyformer.transforms.rounding import Bits
 
-SAMPLING, BEAM, CONTRAST = "Sampling", "Beam search", "Contrastive search"
-PENALTIES, LIMITS = "Penalties", "Constraints on answers"
-SPECULATION, MACHINE = "Speculative decoding", "Memory and speed"
+SAMPLING, BEAM, PENALTIES = "Sampling", "Beam search", "Penalties and bans"
+LIMITS, MACHINE = "Constraints on answers", "Memory and speed"
 
 
-def _declared(
+def _of_a_call(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of new tokens; the default depends on the task.")
     ] = None,
@@ -27,98 +31,15 @@ def _declared(
         int | None,
         typer.Option(help="Maximum number of tokens of prompt and answer; the default is the length of the training."),
     ] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(help="Minimum number of new tokens.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help=r"Stop before this string; may be repeated. In bash, $'\n' is a newline.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Name of the task, for a run trained on a mixture.")] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="Sampling temperature. 0 is greedy, 1 samples the model's own distribution. Default: that of an "
-            "imported run's generation_config.json, else 0.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k most probable tokens.", rich_help_panel=SAMPLING)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Nucleus sampling: sample from the most probable tokens whose probabilities sum to p.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample from tokens at least p times as probable as the most probable one.", rich_help_panel=SAMPLING
-        ),
-    ] = None,
-    typical_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Typical sampling: tokens with surprisal nearest to the entropy, of total probability p.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed; the same seed samples the same text.", rich_help_panel=SAMPLING)
     ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Above 1 it makes tokens of the prompt and the answer less probable.", rich_help_panel=PENALTIES
-        ),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option(help="Subtracted from the logit of every generated token.", rich_help_panel=PENALTIES),
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Subtracted from the logit of a generated token once per occurrence.", rich_help_panel=PENALTIES
-        ),
-    ] = None,
-    no_repeat_ngram: Annotated[
-        int | None, typer.Option(help="Length of n-grams that may not occur twice.", rich_help_panel=PENALTIES)
-    ] = None,
-    beams: Annotated[int | None, typer.Option(help="Number of beams.", rich_help_panel=BEAM)] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Exponent of the length in scores; above 0 favours long answers, below 0 short ones.",
-            rich_help_panel=BEAM,
-        ),
-    ] = None,
-    early_stopping: Annotated[
-        Literal["first", "heuristic", "never"] | None,
-        typer.Option(
-            help="When to stop once there are `beams` finished hypotheses: first, heuristic or never.",
-            rich_help_panel=BEAM,
-        ),
-    ] = None,
-    groups: Annotated[
-        int | None, typer.Option(help="Diverse beam search: number of groups.", rich_help_panel=BEAM)
-    ] = None,
-    diversity_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Subtracted from a token's score for each beam of an earlier group that chose it.",
-            rich_help_panel=BEAM,
-        ),
-    ] = None,
     phrases: Annotated[
         list[str] | None, typer.Option(help="A string that must occur; may be repeated.", rich_help_panel=BEAM)
-    ] = None,
-    candidates: Annotated[
-        int | None, typer.Option(help="Number of top tokens to compare.", rich_help_panel=CONTRAST)
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(help="Weight of the repetition penalty, 0 (greedy) to 1.", rich_help_panel=CONTRAST),
     ] = None,
     regex: Annotated[
         str | None, typer.Option(help="A regular expression that matches the whole answer.", rich_help_panel=LIMITS)
@@ -138,30 +59,6 @@ def _declared(
     prefix: Annotated[
         str | None, typer.Option(help="Text that the answer begins with.", rich_help_panel=LIMITS)
     ] = None,
-    draft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN", help="A smaller run with the same tokenizer, as draft model.", rich_help_panel=SPECULATION
-        ),
-    ] = None,
-    lookup: Annotated[
-        int | None,
-        typer.Option(
-            help="Prompt-lookup decoding: n-gram length. Drafts are copied from its last occurrence.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
-    self_draft: Annotated[
-        bool | None,
-        typer.Option(
-            "--self-draft",
-            help="Draft by the model's own layers for further tokens (model.head.multi_token).",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
-    ahead: Annotated[
-        int | None, typer.Option(help="Number of draft tokens at a time.", rich_help_panel=SPECULATION)
-    ] = None,
     bits: Annotated[
         int | None, typer.Option(metavar="8|4", help="Quantise weights to this many bits.", rich_help_panel=MACHINE)
     ] = None,
@@ -174,24 +71,77 @@ def _declared(
         typer.Option("--compile", help="Compile decode steps: faster, after tens of seconds.", rich_help_panel=MACHINE),
     ] = None,
 ) -> None:
-    """Declare the options; their names are those of `run.generate`."""
+    """Declare the options that belong to a call, whatever the strategy; their names are those of `run.generate`."""
 
 
-NAMES = tuple(inspect.signature(_declared).parameters)
+def _parameters() -> list[inspect.Parameter]:
+    """Return all options of decoding."""
+    from anyformer.config.outside import find
+    from anyformer.config.spec import alternatives
+    from anyformer.decoding.strategy import Sampling, options
+
+    find()  # those of installed packages
+    made = list(inspect.signature(_of_a_call).parameters.values())
+    for name, option in options().items():
+        if name == "n_best" or (option.filter and option.filter.in_ids):
+            continue  # an option of some verbs alone; constraints in place of ids
+        panel = PENALTIES if option.filter and option.owner is not Sampling else option.owner.title.capitalize()
+        kind = Path if name == "draft" else alternatives(option.type)[0]
+        flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
+        text = option.help.rstrip(".")
+        shown = typer.Option(*flag, help=f"{text[:1].upper()}{text[1:]}.", rich_help_panel=panel)
+        made.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, shown]
+            )
+        )
+    return made
+
+
+def _made() -> list[Any]:
+    """Return the options of decoding as a command has them."""
+
+    def declared() -> None: ...
+
+    declared.__signature__ = inspect.Signature(_parameters())  # type: ignore[attr-defined]
+    program = typer.Typer(add_completion=False)
+    program.command()(declared)
+    return typer.main.get_command(program).params
+
+
+class DecodingCommand(TyperCommand):
+    """Command with the options of decoding beside its own; those given are the context's `obj`."""
+
+    shared: list[Any] | None = None
+
+    @property
+    def params(self) -> list[Any]:
+        if self.shared is None:
+            self.shared = _made()
+            self._params += self.shared
+        return self._params
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._params = own
+
+    def invoke(self, ctx: Any) -> Any:
+        shared = {one.name: ctx.params.pop(one.name) for one in self.shared or ()}
+        given = {name: value for name, value in shared.items() if value not in (None, ())}
+        ctx.obj = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        return super().invoke(ctx)
 
 
 def decoding(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add these options to a verb, which receives those given as the dict `how`."""
+    """Make a verb, whose command is a `DecodingCommand`, receive the options of decoding as the dict `how`."""
 
     @wraps(verb)
-    def command(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in NAMES}
-        verb(**arguments, how={name: value for name, value in given.items() if value is not None})
+    def command(context: typer.Context, **arguments: Any) -> None:
+        verb(**arguments, how=context.obj)
 
     own = [parameter for name, parameter in inspect.signature(verb).parameters.items() if name != "how"]
-    shared = list(inspect.signature(_declared).parameters.values())
-    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own + shared]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    command.__signature__ = inspect.Signature([first, *own])  # type: ignore[attr-defined]
     return command
 
 
@@ -269,11 +219,13 @@ def as_options(text: str) -> Iterator[None]:
     """Rename faults to command-line options and drop duplicates; `text` is the name of an input text."""
     from anyformer.config.spec import ConfigError, Fault
 
+    known = {"n_best", *(parameter.name for parameter in _parameters())}
+
     def option(fault: Fault) -> Fault:
         if fault.path.startswith("text "):
             return Fault(text.format(fault.path.removeprefix("text ")), fault.message)
         name, _, rest = fault.path.partition(".")
-        if name not in (*NAMES, "n_best"):
+        if name not in known:
             return fault
         return Fault(f"--{name.replace('_', '-')}", str(Fault(rest, fault.message)) if rest else fault.message)
 

@@ -6,14 +6,23 @@ from typing import Annotated, Any
 import typer
 
 from anyformer.cli.app import app
-from anyformer.cli.decoding_options import BEAM, SAMPLING, UNKNOWN, as_options, decoding, limit_note, prepare
+from anyformer.cli.decoding_options import (
+    BEAM,
+    SAMPLING,
+    UNKNOWN,
+    DecodingCommand,
+    as_options,
+    decoding,
+    limit_note,
+    prepare,
+)
 from anyformer.cli.runs import Folder
 from anyformer.cli.torch_import import import_torch
 
 SEPARATOR = "---"  # between two samples
 
 
-@app.command("generate")
+@app.command("generate", cls=DecodingCommand)
 @decoding
 def generate_(
     run: Folder,
@@ -33,7 +42,7 @@ def generate_(
     import_torch()
     from anyformer.batch.predictor import texts_with_unknown
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.decoding.strategy import SELECTED_BY
+    from anyformer.decoding.strategy import selectors
 
     if samples < 1:
         raise ConfigError([Fault("--samples", f"= {samples}: must be at least 1")])
@@ -53,7 +62,7 @@ def generate_(
                 (hypotheses,) = loaded.hypotheses([prompt], n_best=n_best, **how)
                 for text, score in hypotheses:
                     typer.echo(f"{score:.4f}\t{one_line(text)}")
-            elif samples == 1 and sys.stdout.isatty() and not used.keys() & SELECTED_BY:
+            elif samples == 1 and sys.stdout.isatty() and not used.keys() & selectors():
                 for piece in loaded.stream(prompt, at_limit=cut.add, **how):
                     typer.echo(piece, nl=False)
                 typer.echo()

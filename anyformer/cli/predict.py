@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from anyformer.cli.app import app, print_once
-from anyformer.cli.decoding_options import UNKNOWN, as_options, decoding, note_unfinished, parse
+from anyformer.cli.decoding_options import UNKNOWN, DecodingCommand, as_options, decoding, note_unfinished, parse
 from anyformer.cli.runs import Folder
 from anyformer.cli.torch_import import import_torch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyformer.batch.stream import Notes
 
 
-@app.command("predict")
+@app.command("predict", cls=DecodingCommand)
 @decoding
 def predict_(
     run: Folder,

@@ -36,8 +36,8 @@ class Part(Spec):
         return cls.model_fields["kind"].is_required()
 
     @classmethod
-    def choices(cls) -> list[type[Spec]]:
-        return [part for part in _PARTS if issubclass(part, cls)] if cls.is_family() else [cls]
+    def choices(cls) -> list[type[Self]]:  # type: ignore[override]
+        return [part for part in _PARTS if cls in part.__mro__] if cls.is_family() else [cls]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -213,27 +213,35 @@ def rule_of(item: Any) -> ConfigError | None:
 
 
 def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
-    kind, ctx, value, path = item["type"], item.get("ctx", {}), item.get("input"), place.path
-    shown = f"= {_show(value)}: " if kind != "missing" else ""
-    match kind:
+    ctx, value, path = item.get("ctx", {}), item.get("input"), place.path
+    match item["type"]:
         case "extra_forbidden":
-            key, shown = str(place.steps[-1]), ""
+            key = str(place.steps[-1])
             owners = [tag for tag, member in kinds(place.among).items() if key in member.model_fields]
             if owners:
                 own = place.parent.model_fields["kind"].default
-                message = f"unknown key for kind '{own}'; these have it: {', '.join(owners)}"
-            else:
-                message = f"unknown key; {did_you_mean(key, fields(place.parent))}"
-        case "missing":
-            message = "is required"
+                return Fault(path, f"unknown key for kind '{own}'; these have it: {', '.join(owners)}")
+            return Fault(path, f"unknown key; {did_you_mean(key, fields(place.parent))}")
         case "union_tag_invalid" if isinstance(value, Spec):
-            message = f"its kind '{ctx['tag']}' is not registered: call anyformer.register({type(value).__name__})"
+            what = f"its kind '{ctx['tag']}' is not registered: call anyformer.register({type(value).__name__})"
+            return Fault(path, f"= {_show(value)}: {what}")
         case "union_tag_invalid":
             tags = [tag.strip(" '") for tag in ctx["expected_tags"].split(",")]
-            message = f"unknown kind; {did_you_mean(str(ctx['tag']), tags)}"
-            path, shown = f"{path}.kind", f"= {_show(ctx['tag'])}: "
+            what = f"unknown kind; {did_you_mean(str(ctx['tag']), tags)}"
+            return Fault(f"{path}.kind", f"= {_show(ctx['tag'])}: {what}")
         case "union_tag_not_found":
-            message = "must name its kind: a table with `kind = ...`, or just the kind as a string"
+            what = "must name its kind: a table with `kind = ...`, or just the kind as a string"
+            return Fault(path, f"= {_show(value)}: {what}")
+        case _:
+            return Fault(path, sentence(item))
+
+
+def sentence(item: Any) -> str:
+    """Return what is wrong with a value and what would be right, from one of pydantic's errors."""
+    kind, ctx, value = item["type"], item.get("ctx", {}), item.get("input")
+    match kind:
+        case "missing":
+            return "is required"
         case "literal_error":
             known = ctx["expected"].replace(" or ", ", ").replace("'", "").split(", ")
             message = f"must be {ctx['expected']}"
@@ -263,7 +271,7 @@ def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
             message = f"must have at least {ctx['min_length']} item{'s' * (ctx['min_length'] != 1)}"
         case _:
             message = item["msg"][:1].lower() + item["msg"][1:]
-    return Fault(path, shown + message)
+    return f"= {_show(value)}: {message}"
 
 
 def is_file_name(name: object) -> bool:

@@ -10,8 +10,9 @@ constraints       constraints on answers: regular expressions, JSON schemas, phr
 contrastive       contrastive search
 decode            `decode`: a request under any strategy
 drafters          draft tokens by a smaller model, by lookup, or by the model's own layers
+filters           the options that change logits, such as penalties and top-k
 generate          greedy decoding and sampling, at once or as a stream
-logit_processors  penalties, bans, temperature, top-k, top-p and others as functions of logits
+logit_processors  the filters of a strategy and the mask of a constraint as functions of logits
 prefill           reading prompts or sources before the first step
 prefix_cache      `Reuse`: beginnings of prompts that earlier calls have read
 request           `Request`: prompts and all options that do not depend on the strategy
@@ -20,7 +21,7 @@ score             log-probabilities of given tokens, and the top tokens at a pos
 session           `Session`: rows being continued, their cache and next logits
 speculative       speculative decoding with a draft model, prompt lookup or the model's own layers
 step              one decode step, and its compilation
-strategy          strategies as specs, and their choice by named options
+strategy          strategies as specs, and the table of all options
 top_k             top-k, log-sum-exp and argmax over a vocabulary in one pass
 verifier          verification of draft tokens, for all rows and drafts at once
 """

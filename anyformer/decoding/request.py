@@ -16,7 +16,7 @@ from anyformer.decoding.constraints.constraint import Constraint
 from anyformer.decoding.constraints.phrases import Phrase, shortest
 from anyformer.decoding.logit_processors import Processor
 from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.strategy import NAMES, Beam, Contrastive, Sampling, Strategy, seed_fault
+from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Strategy, seed_fault
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.model import Transformer
 
@@ -167,7 +167,7 @@ def _type_faults(request: Any) -> Iterator[Fault]:
 def _strategy_faults(request: Request, strategy: Strategy) -> Iterator[Fault]:
     """Yield the faults of options that do not fit the strategy."""
     if request.seed is not None and not isinstance(strategy, Sampling):
-        yield Fault("seed", f"{NAMES[type(strategy)]} does not sample: leave it out")
+        yield Fault("seed", f"{strategy.title} does not sample: leave it out")
     if isinstance(strategy, Contrastive) and request.reuse is not None:
         yield Fault("reuse", "contrastive search needs the hidden states of whole prompts: leave it out")
     if not isinstance(strategy, Beam):

@@ -61,7 +61,6 @@ def speculate(
     Greedy tokens are the same, as far as rounding goes. So are tokens sampled with a `Lookup`; with a `Draft` the same
     seed samples other tokens, with the same probabilities.
     """
-    _check_type(draft)
     own = {name: options.pop(name) for name in RequestOptions.__annotations__ if name in options}
     return run_speculation(model, Request(ids, **own), Speculation(draft=draft, ahead=ahead, **options))
 
@@ -183,12 +182,6 @@ def _settle(session: Session, verifier: Verifier, drafter: Drafter, logits: Tens
 
 
 # -- checks of drafts -----------------------------------------------------------------------------------------------
-
-
-def _check_type(draft: object) -> None:
-    if not isinstance(draft, Draft | Lookup | OwnHead):
-        what = f"must be Draft(model), Lookup(ngram=n) or OwnHead(), got {type(draft).__name__}"
-        raise ConfigError([Fault("draft", what)])
 
 
 def _check_draft(model: Transformer, draft: Transformer, request: Request) -> None:

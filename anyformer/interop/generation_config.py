@@ -12,6 +12,8 @@ from typing import Any
 from anyformer.config import ConfigError, Fault
 from anyformer.config.parse import build
 from anyformer.config.spec import visible
+from anyformer.decoding.filters import Filter
+from anyformer.decoding.strategy import options
 from anyformer.interop.config_fields import shown
 from anyformer.interop.weight_files import read_json
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
@@ -28,8 +30,6 @@ SILENT = (
     "return_dict_in_generate", "transformers_version", "trust_remote_code", "use_cache",
 )
 # fmt: on
-# Fields with our name and the value that has no effect.
-SAME = {"typical_p": 1.0, "min_p": 0.0, "top_p": 1.0}
 NEUTRAL = {
     "assistant_confidence_threshold": 0.4,
     "assistant_lookbehind": 10,
@@ -74,27 +74,29 @@ def _options(left: dict[str, Any], samples: bool, pairs: bool) -> dict[str, Any]
         value = left.pop(key, neutral)
         return None if value is None or value == neutral else convert(value)
 
-    found: dict[str, Any] = {
-        "max_new_tokens": take("max_new_tokens"),
-        "min_new_tokens": take("min_new_tokens", 0),
-        "repetition_penalty": take("repetition_penalty", 1.0, _number),
-        "no_repeat_ngram": take("no_repeat_ngram_size", 0),
-    }
-    if pairs and (most := take("max_length")) is not None and found["max_new_tokens"] is None:
-        found["max_new_tokens"] = most - 1 if type(most) is int else most  # the start id counts there
-    if pairs and (least := take("min_length", 0)) is not None and found["min_new_tokens"] is None:
-        found["min_new_tokens"] = max(least - 1, 0) if type(least) is int else least
+    budget = take("max_new_tokens")
+    filters: dict[str, dict[str, Any]] = {"sample": {}, "change": {}}
+    for name, part in _public().items():
+        convert = _number if isinstance(part.off, float) else lambda value: value
+        filters[part.stage][name] = take(part.public, part.off or 0, convert)
+    changes = filters["change"]
+    if pairs and (most := take("max_length")) is not None and budget is None:
+        budget = most - 1 if type(most) is int else most  # the start id counts there
+    if pairs and (least := take("min_length", 0)) is not None and changes["min_new_tokens"] is None:
+        changes["min_new_tokens"] = max(least - 1, 0) if type(least) is int else least
     if not pairs and left.get("min_length") == 0:
         del left["min_length"]
-    filters = {name: take(name, neutral, _number) for name, neutral in SAME.items()}
     temperature, top_k = take("temperature", convert=_number), left.pop("top_k", None)
     beams, penalty = take("num_beams", 1), take("length_penalty", 1.0, _number)
     stopping = take("early_stopping", False, _stopping)
+    found: dict[str, Any] = {"max_new_tokens": budget}
     if samples and beams is None:
-        found |= {"temperature": 1.0 if temperature is None else temperature, **filters}
+        found["temperature"] = 1.0 if temperature is None else temperature
         found["top_k"] = (TOP_K if top_k is None else top_k) or None
+        found |= filters["sample"]
     elif samples:
         left["do_sample"] = True  # beam search that samples
+    found |= changes
     if beams is not None:
         found |= {"beams": beams, "length_penalty": penalty, "early_stopping": stopping}
     found["suppressed"] = _suppressed(left)
@@ -127,15 +129,19 @@ def _suppressed(left: dict[str, Any]) -> list[Any] | None:
 
 def fields(defaults: GenerationDefaults) -> dict[str, Any]:
     """Return the fields of generation_config.json for the defaults of a run."""
-    same = ("max_new_tokens", "min_new_tokens", "repetition_penalty")
-    found = {name: getattr(defaults, name) for name in same}
-    found |= {"no_repeat_ngram_size": defaults.no_repeat_ngram}
-    if defaults.temperature:
-        found |= {"do_sample": True, "temperature": defaults.temperature, "top_k": defaults.top_k or 0}
-        found |= {name: getattr(defaults, name) for name in SAME}
-    if defaults.beams is not None:
-        found |= {"num_beams": defaults.beams, "length_penalty": defaults.length_penalty}
+    given = defaults.options
+    found: dict[str, Any] = {"max_new_tokens": defaults.max_new_tokens}
+    found |= {part.public: given.get(name) for name, part in _public().items()}
+    if given.get("temperature"):
+        found |= {"do_sample": True, "temperature": given["temperature"], "top_k": given.get("top_k", 0)}
+    if "beams" in given:
         ours = {name: value for value, name in STOPPING.items()}
-        found["early_stopping"] = None if defaults.early_stopping is None else ours[defaults.early_stopping]
+        found |= {"num_beams": given["beams"], "length_penalty": given.get("length_penalty")}
+        found["early_stopping"] = ours.get(given.get("early_stopping"))
     found["bad_words_ids"] = [[id] for id in defaults.suppressed] or None
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _public() -> dict[str, type[Filter]]:
+    """Return the filters that have a field of this file, by our names."""
+    return {name: one.filter for name, one in options().items() if one.filter and one.filter.public}

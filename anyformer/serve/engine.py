@@ -306,6 +306,8 @@ def _events(items: list[Item]) -> list[Event | Exception]:
 def _sampled(generation: Generation) -> Generation:
     if isinstance(generation.strategy, Beam):
         raise Unsupported("beam search has no next token: use `search`")
+    if not generation.strategy.streams:
+        raise Unsupported(f"{generation.strategy.title} is not served yet: use `run.generate`")
     return generation
 
 

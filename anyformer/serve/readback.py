@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.decoding.strategy import Sampling
 from anyformer.serve.request import Generation
 
 
@@ -30,18 +29,5 @@ class Readback:
 
 def can_wait(generation: Generation) -> bool:
     """Return whether the next token can be chosen before the host knows the newest one."""
-    strategy = generation.strategy
-    if not isinstance(strategy, Sampling) or generation.constraint is not None or generation.top is not None:
-        return False
-    return generation.max_new_tokens > 0 and _ignores_answer(strategy)
-
-
-def _ignores_answer(strategy: Sampling) -> bool:
-    plain = Sampling(
-        temperature=strategy.temperature,
-        top_k=strategy.top_k,
-        top_p=strategy.top_p,
-        min_p=strategy.min_p,
-        typical_p=strategy.typical_p,
-    )
-    return plain == strategy
+    strategy, plain = generation.strategy, generation.constraint is None and generation.top is None
+    return plain and generation.max_new_tokens > 0 and strategy.streams and not strategy.reads_tokens

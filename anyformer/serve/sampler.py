@@ -8,24 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.decoding.logit_processors import (
-    History,
-    MinP,
-    Processor,
-    Temperature,
-    TopK,
-    TopP,
-    Typical,
-    build,
-    process,
-)
+from anyformer.decoding.logit_processors import History, Processor, build, process
 from anyformer.decoding.sampling import Choice, greedy, sample
 from anyformer.decoding.strategy import Sampling
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.serve.request import Token
 from anyformer.serve.sequence import Options, Sequence, on_device
-
-WITHOUT_HISTORY = (Temperature, TopK, TopP, MinP, Typical)
 
 
 @lru_cache(maxsize=256)
@@ -75,8 +63,7 @@ def _choose(options: Options, sequences: List[Sequence], logits: Tensor, steps: 
         allowed = torch.cat([_allowed(sequence) for sequence in sequences])
         processors = build(options.sampling, vocab=vocab, stop=options.stop, allowed=lambda _: allowed, device=device)
     if processors:
-        needed = not all(isinstance(processor, WITHOUT_HISTORY) for processor in processors)
-        logits = process(processors, history(sequences if needed else (), device), logits)
+        logits = process(processors, history(sequences if options.sampling.reads_tokens else (), device), logits)
     if options.sampling.temperature == 0:
         return greedy(logits)
     seeds = np.fromiter((sequence.seed for sequence in sequences), np.int64, len(sequences))

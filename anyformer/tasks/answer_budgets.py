@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.decoding.strategy import Contrastive, Strategy
+from anyformer.decoding.strategy import Strategy
 from anyformer.nn.model import Transformer
 
 MAX_FAULTS = 10  # prompts that an error names
@@ -45,7 +45,7 @@ def answer_budget(
     config = model.config
     assert config.decoder is not None
     before = 0 if model.encoder is not None else read - 1  # an answer's last token is not read again
-    before += isinstance(strategy, Contrastive)  # which reads it
+    before += strategy.reads_last
     budget = task.default_budget(read, config) if most is None else most
     limit, trained = config.decoder.limit, config.trained_length if context is None else context
     if limit is not None and limit - before < budget:

@@ -15,7 +15,7 @@ from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.strategy import SELECTED_BY
+from anyformer.decoding.strategy import selectors
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Chat, Crops, Ordered
 from anyformer.tasks.base import (
@@ -166,7 +166,7 @@ class Conversation:
             "stop_ids": list(dict.fromkeys([*stops, *([] if end is None else [end])])),
             **self.defaults.merged(options),
         }
-        if options.keys() & SELECTED_BY:  # strategies that find whole answers
+        if options.keys() & selectors():  # strategies that find whole answers
             return self._record(text, iter(generate(writer, self.model, [text], **options)))
         return self._record(text, stream(writer, self.model, text, reuse=self._reuse, **options))
 

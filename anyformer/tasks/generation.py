@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, assert_never
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from anyformer.decoding.decode import decode
 from anyformer.decoding.generate import NonFiniteLogits, stream_sampling
 from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
-from anyformer.decoding.strategy import Beam, Contrastive, Sampling, Speculation, Strategy, strategy as make_strategy
+from anyformer.decoding.strategy import Beam, Sampling, Strategy, strategy as make_strategy
 from anyformer.nn.model import Transformer
 from anyformer.tasks.answer_budgets import answer_budget, check_context
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_media, ending_ids, read_media
@@ -138,8 +138,8 @@ def stream(task: Writer, model: Transformer, text: str, **options: Any) -> Itera
     A piece that may belong to a stop string is held back. Wrong options raise at the call, not with the first piece.
     """
     request = GenerationRequest.of(task, model, [text], options)
-    if not isinstance(request.strategy, Sampling) or isinstance(request.strategy, Speculation):
-        name = type(request.strategy).__name__.lower()
+    if not request.strategy.streams:
+        name = request.strategy.kind
         raise ConfigError([Fault("stream", f"is for sampling and greedy decoding, not for {name}")])
     return request.pieces() if request.prompts[0] else iter(())
 
@@ -201,16 +201,11 @@ class GenerationRequest:
     def batches(self) -> Iterator[list[int]]:
         """Yield indices of texts to decode together: of similar length, and with the same token constraints."""
         order = sorted((i for i, ids in enumerate(self.prompts) if ids), key=lambda i: -len(self.prompts[i]))
-        match self.strategy:
-            case Beam(beams=copies) | Contrastive(candidates=copies):
-                pass
-            case _:
-                copies = 1
         for alone in (False, True):
             left = [i for i in order if stands_alone(self.task, self.prompts[i]) == alone]
             while left:
                 size = len(self.prompts[left[0]]) + max(self.budgets[i] for i in left)
-                batch = left[: max(1, MAX_INFERENCE_TOKENS // (size * copies))]
+                batch = left[: max(1, MAX_INFERENCE_TOKENS // (size * self.strategy.copies))]
                 left = left[len(batch) :]
                 yield batch
 
@@ -305,16 +300,12 @@ class GenerationRequest:
     def tokens(self, rows: Sequence[int], patience: int | None = 1) -> Iterator[list[int]]:
         """Yield the next token of each of some texts, until all have ended by an id."""
         request, strategy = self._decoding(rows)
-        match strategy:
-            case Speculation() | Contrastive():
-                yield from self._columns(request, strategy)
-            case Sampling():
-                for new, ok in stream_sampling(self.model, request, strategy, patience):
-                    yield torch.where(ok, new, NONFINITE).tolist()
-            case Beam():
-                raise AssertionError("beam search has no next token")
-            case _:
-                assert_never(strategy)
+        if not strategy.streams:
+            yield from self._columns(request, strategy)
+            return
+        assert isinstance(strategy, Sampling)
+        for new, ok in stream_sampling(self.model, request, strategy, patience):
+            yield torch.where(ok, new, NONFINITE).tolist()
 
     def _search(self, rows: Sequence[int]) -> tuple[Hypotheses, list[int]]:
         request, strategy = self._decoding(rows)

@@ -14,7 +14,7 @@ def budget_faults(most: int | None, context: int | None, strategy: Strategy) -> 
         return wrong
     if most is None or (wrong := integer_faults("max_new_tokens", most, 0)):
         return [] if most is None else wrong
-    least = strategy.min_new_tokens
+    least = strategy.given.get("min_new_tokens", 0)
     what = f"= {least}: is more than max_new_tokens = {most}"
     return [Fault("min_new_tokens", what)] if least > most else []
 

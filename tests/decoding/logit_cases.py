@@ -1,18 +1,25 @@
 """Random logits with ragged histories, for tests of logit processors."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from anyformer.decoding.logit_processors import History
+from anyformer.decoding.logit_processors import History, Processor, build, process
+from anyformer.decoding.strategy import Sampling
 
 VOCAB, END = 7, 6
 INF = math.inf
+
+
+def option(stop: Iterable[int] = (), **given: Any) -> Processor:
+    """What an option does to logits; nothing where its value is that without effect."""
+    made = build(Sampling(temperature=given.pop("temperature", 1.0), **given), vocab=VOCAB, stop=stop)
+    return lambda history, logits: process(made, history, logits)
 
 
 class Case(NamedTuple):

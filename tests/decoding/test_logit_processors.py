@@ -6,65 +6,52 @@ from hypothesis import assume, given, strategies as st
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import logits_process as theirs
 
-from anyformer.decoding.logit_processors import (
-    Allowed,
-    Banned,
-    Frequency,
-    MinNew,
-    MinP,
-    NoRepeat,
-    Prefix,
-    Presence,
-    Repetition,
-    Temperature,
-    TopK,
-    TopP,
-    Typical,
-    build,
-    process,
-)
+from anyformer.decoding.logit_processors import Allowed, build, process
 from anyformer.decoding.strategy import Sampling
-from tests.decoding.logit_cases import END, INF, VOCAB, Case, alone, cases, fractions, ids, same, words
+from tests.decoding.logit_cases import END, INF, VOCAB, Case, alone, cases, fractions, ids, option, same, words
 
 # -- by transformers ------------------------------------------------------------------------------------------------
 
 
 @given(cases(), st.floats(0.2, 5.0))
 def test_temperature_and_repetition(case: Case, value: float):
-    same(Temperature(value)(*case[:2]), alone(case, lambda _: theirs.TemperatureLogitsWarper(value)))
-    same(Repetition(value)(*case[:2]), alone(case, lambda _: theirs.RepetitionPenaltyLogitsProcessor(value)))
+    same(option(temperature=value)(*case[:2]), alone(case, lambda _: theirs.TemperatureLogitsWarper(value)))
+    same(
+        option(repetition_penalty=value)(*case[:2]),
+        alone(case, lambda _: theirs.RepetitionPenaltyLogitsProcessor(value)),
+    )
 
 
 @given(cases(), st.integers(1, VOCAB + 2), fractions)
 def test_top_k_min_p_typical(case: Case, k: int, p: float):
-    same(TopK(k)(*case[:2]), alone(case, lambda _: theirs.TopKLogitsWarper(k)))
-    same(MinP(p)(*case[:2]), alone(case, lambda _: theirs.MinPLogitsWarper(p)))
-    same(Typical(p)(*case[:2]), alone(case, lambda _: theirs.TypicalLogitsWarper(p)))
+    same(option(top_k=k)(*case[:2]), alone(case, lambda _: theirs.TopKLogitsWarper(k)))
+    same(option(min_p=p)(*case[:2]), alone(case, lambda _: theirs.MinPLogitsWarper(p)))
+    same(option(typical_p=p)(*case[:2]), alone(case, lambda _: theirs.TypicalLogitsWarper(p)))
 
 
 @given(cases(), fractions)
 def test_top_p(case: Case, p: float):
     """The same but for ties, of which it keeps all or none."""
-    ours, other = TopP(p)(*case[:2]), alone(case, lambda _: theirs.TopPLogitsWarper(p))
+    ours, other = option(top_p=p)(*case[:2]), alone(case, lambda _: theirs.TopPLogitsWarper(p))
     last = torch.where(other > -INF, other, INF).amin(dim=-1, keepdim=True)
     same(ours, torch.where(case.logits >= last, case.logits, -INF))
 
 
 @given(cases(ties=False), fractions)
 def test_top_p_without_ties(case: Case, p: float):
-    same(TopP(p)(*case[:2]), alone(case, lambda _: theirs.TopPLogitsWarper(p)))
+    same(option(top_p=p)(*case[:2]), alone(case, lambda _: theirs.TopPLogitsWarper(p)))
 
 
 @given(cases(), st.integers(1, 4))
 def test_no_repeat(case: Case, size: int):
-    same(NoRepeat(size)(*case[:2]), alone(case, lambda _: theirs.NoRepeatNGramLogitsProcessor(size)))
+    same(option(no_repeat_ngram=size)(*case[:2]), alone(case, lambda _: theirs.NoRepeatNGramLogitsProcessor(size)))
 
 
 @given(cases(), words)
 def test_banned(case: Case, words: list[tuple[int, ...]]):
     words = [*words, *((*row[-2:], 0) for row in case.rows)]  # some that apply
     lists = [list(word) for word in words]
-    same(Banned.words(words)(*case[:2]), alone(case, lambda _: theirs.NoBadWordsLogitsProcessor(lists)))
+    same(option(banned=tuple(words))(*case[:2]), alone(case, lambda _: theirs.NoBadWordsLogitsProcessor(lists)))
 
 
 @given(cases(), st.integers(0, 6), st.lists(ids, min_size=1, max_size=3))
@@ -72,7 +59,7 @@ def test_minimum(case: Case, count: int, stop: list[int]):
     def their(i: int) -> theirs.LogitsProcessor:
         return theirs.MinNewTokensLengthLogitsProcessor(case.prompts[i], count, stop)
 
-    same(MinNew(count, torch.tensor(stop))(*case[:2]), alone(case, their))
+    same(option(stop, min_new_tokens=count)(*case[:2]), alone(case, their))
 
 
 @given(cases(), st.integers(0, 2**32))
@@ -93,7 +80,7 @@ def test_prefix_of_one(case: Case, first: int):
     new = torch.arange(case.history.ids.shape[1]) > case.history.present.int().argmax(dim=1)[:, None]
     history = case.history._replace(new=new)
     same(
-        Prefix(torch.tensor([first]))(history, case.logits),
+        option(prefix=(first,))(history, case.logits),
         alone(case, lambda _: theirs.ForcedBOSTokenLogitsProcessor(first)),
     )
 
@@ -128,15 +115,12 @@ def test_the_order_of_all(case: Case, how: Sampling, constrained: bool):
     """What `generate` of `transformers` would make of the same options. Left out are rows that it empties on the
     way, from where it counts with NaN, and those in which a constraint overrules bans, which makes ties for top-p."""
     allowed = torch.arange(VOCAB).expand_as(case.logits) % 2 == 0
-    options = how.model_dump(
-        exclude={"banned", "bias", "presence_penalty", "frequency_penalty", "prefix", "no_repeat_ngram"}
-    )
+    given = {"top_k": 0, **how.given}
+    banned, size = given.pop("banned", ()), given.pop("no_repeat_ngram", 0)
     config = GenerationConfig(
-        **{**options, "top_k": how.top_k or 0, "no_repeat_ngram_size": how.no_repeat_ngram or 0},
-        do_sample=True,
-        num_beams=1,
+        **given, temperature=how.temperature, no_repeat_ngram_size=size, do_sample=True, num_beams=1
     )
-    config.bad_words_ids = [list(word) for word in how.banned] or None
+    config.bad_words_ids = [list(word) for word in banned] or None
     config._eos_token_tensor = torch.tensor([END])
     made = build(how, vocab=VOCAB, stop=(END,), allowed=(lambda _: allowed) if constrained else None)
     ours = process(made, case.history, case.logits)
@@ -170,8 +154,8 @@ def test_presence_and_frequency(case: Case, penalty: float):
         for token in set(row[prompt:]):
             presence[i, token] -= penalty
             frequency[i, token] -= penalty * row[prompt:].count(token)
-    torch.testing.assert_close(Presence(penalty)(*case[:2]), presence)
-    torch.testing.assert_close(Frequency(penalty)(*case[:2]), frequency)
+    torch.testing.assert_close(option(presence_penalty=penalty)(*case[:2]), presence)
+    torch.testing.assert_close(option(frequency_penalty=penalty)(*case[:2]), frequency)
 
 
 @given(cases(), st.dictionaries(ids, st.integers(-100, 100).map(float), min_size=1))
@@ -179,8 +163,7 @@ def test_bias(case: Case, biases: dict[int, float]):
     expected = case.logits.clone()
     for id, value in biases.items():
         expected[:, id] += value
-    (bias,) = build(Sampling(bias=tuple(biases.items())), vocab=VOCAB)
-    torch.testing.assert_close(bias(*case[:2]), expected, equal_nan=True)
+    torch.testing.assert_close(option(bias=tuple(biases.items()))(*case[:2]), expected, equal_nan=True)
 
 
 @given(cases(), st.lists(ids, min_size=1, max_size=5))
@@ -190,4 +173,4 @@ def test_prefix(case: Case, prefix: list[int]):
         if len(row) - prompt < len(prefix):
             expected[i] = -INF
             expected[i, prefix[len(row) - prompt]] = 0
-    same(Prefix(torch.tensor(prefix))(*case[:2]), expected)
+    same(option(prefix=tuple(prefix))(*case[:2]), expected)

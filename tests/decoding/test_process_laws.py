@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,40 +10,33 @@ from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
 from anyformer.config import ConfigError
-from anyformer.decoding.logit_processors import (
-    Allowed,
-    Banned,
-    History,
-    MinNew,
-    NoRepeat,
-    Prefix,
-    Processor,
-    build,
-    process,
-)
+from anyformer.decoding.filters import PlainFilter
+from anyformer.decoding.logit_processors import Allowed, History, Processor, build, process
 from anyformer.decoding.sampling import sample
-from anyformer.decoding.strategy import Sampling
-from tests.decoding.logit_cases import INF, VOCAB, Case, cases, same
+from anyformer.decoding.strategy import Sampling, options
+from tests.decoding.logit_cases import INF, VOCAB, Case, cases, option, same
 
 # -- what holds for all ---------------------------------------------------------------------------------------------
 
 
+VALUES: dict[str, Any] = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.2,
+    "bias": ((2, 0.5),),
+    "no_repeat_ngram": 2,
+    "banned": ((1,), (2, 3), (4, 0, 5)),
+    "min_new_tokens": 3,
+    "prefix": (5, 6),
+    "top_k": 4,
+    "top_p": 0.8,
+    "min_p": 0.1,
+    "typical_p": 0.9,
+}
+
+
 def everything(constraint: Callable[[History], Tensor], device: str = "cpu") -> tuple[Processor, ...]:
-    how = Sampling(
-        temperature=0.7,
-        top_k=4,
-        top_p=0.8,
-        min_p=0.1,
-        typical_p=0.9,
-        repetition_penalty=1.3,
-        presence_penalty=0.4,
-        frequency_penalty=0.2,
-        no_repeat_ngram=2,
-        banned=((1,), (2, 3), (4, 0, 5)),
-        min_new_tokens=3,
-        prefix=(5, 6),
-    )
-    return build(how, vocab=VOCAB, stop=(0, 6), allowed=constraint, device=device)
+    return build(Sampling(temperature=0.7, **VALUES), vocab=VOCAB, stop=(0, 6), allowed=constraint, device=device)
 
 
 def even(history: History) -> Tensor:
@@ -51,21 +45,24 @@ def even(history: History) -> Tensor:
     return (torch.arange(VOCAB, device=last.device) % 2 == 0) | (last % 2 == 1)
 
 
-EACH = {type(each).__name__: each for each in everything(even)}
+ORDER = [*list(VALUES)[:7], "allowed", "prefix", "temperature", *list(VALUES)[8:]]
+EACH = dict(zip(ORDER, everything(even), strict=True))
 GREEDY_FOR_BANS = {  # each would ban everything, or all that is possible
-    "a word for every id": Banned.words([(i,) for i in range(VOCAB)]),
-    "every id has been seen": NoRepeat(1),
-    "every id ends": MinNew(99, torch.arange(VOCAB)),
+    "a word for every id": option(banned=tuple((i,) for i in range(VOCAB))),
+    "every id has been seen": option(no_repeat_ngram=1),
+    "every id ends": option(range(VOCAB), min_new_tokens=99),
     "nothing allowed": Allowed(lambda history: torch.zeros(len(history.ids), VOCAB, dtype=torch.bool)),
 }
 
 
 def test_each_is_there():
-    """All thirteen, in this order."""
-    assert list(EACH) == [
-        *("Repetition", "Presence", "Frequency", "NoRepeat", "Banned", "MinNew", "Allowed", "Prefix"),
-        *("Temperature", "TopK", "TopP", "MinP", "Typical"),
+    """In the order of `transformers`, whatever the order in which they are given."""
+    assert list(VALUES) == [name for name, option in options().items() if option.filter]
+    assert [one.value for one in Sampling(temperature=0.7, **dict(reversed(VALUES.items()))).filters] == [
+        *VALUES.values()
     ]
+    made = {name: EACH[name] for name in VALUES if isinstance(EACH[name], PlainFilter)}
+    assert {name: one.kind for name, one in made.items()} == {name: name for name in made}
     assert build(Sampling(), vocab=VOCAB, stop=(1,)) == ()
     assert build(Sampling(temperature=1.0, top_p=1.0, typical_p=1.0, min_new_tokens=5), vocab=VOCAB) == ()
 
@@ -116,10 +113,10 @@ def test_a_row_that_would_be_emptied_is_left_alone(name: str):
 def test_commands_hold_against_bans():
     """A constraint whose every id is banned, and a prefix that is, too."""
     history = History(torch.zeros(1, 1).long(), torch.ones(1, 1).bool(), torch.zeros(1, 1).bool())
-    bans, logits = Banned.words([(2,), (3,), (5,)]), torch.randn(1, VOCAB)
+    bans, logits = option(banned=((2,), (3,), (5,))), torch.randn(1, VOCAB)
     only = Allowed(lambda _: (torch.arange(VOCAB) == 2)[None] | (torch.arange(VOCAB) == 3))
     assert process([bans, only], history, logits)[0].softmax(dim=-1).tolist() == [0, 0, 0.5, 0.5, 0, 0, 0]
-    assert process([bans, only, Prefix(torch.tensor([5]))], history, logits).argmax() == 5
+    assert process([bans, only, option(prefix=(5,))], history, logits).argmax() == 5
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -167,7 +164,7 @@ def test_half_precision_is_widened(dtype: torch.dtype):
     same(out, process(everything(even), history, logits.to(wide)))
 
 
-@pytest.mark.parametrize("name", ["TopK", "TopP", "MinP", "Typical"])
+@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p", "typical_p"])
 @given(case=cases(), seed=st.integers(0, 99))
 def test_names_of_tokens_do_not_matter(name: str, case: Case, seed: int):
     """Ties stay together, so the vocabulary may come in any order."""
@@ -182,7 +179,7 @@ def test_ids_beyond_the_logits(name: str):
     ids, logits = torch.tensor([[1, VOCAB, 2, 1], [1, VOCAB + 5, 3, 1]]), torch.randn(2, VOCAB)
     out = EACH[name](History(ids, there, there), logits)
     assert out.shape == logits.shape
-    if name in ("Repetition", "Presence", "Frequency"):
+    if name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         touched = [set(row.nonzero().flatten().tolist()) for row in out != logits]
         assert touched == [{1, 2}, {1, 3}]
 

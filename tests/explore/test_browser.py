@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.decoding.logit_processors import History, Temperature, TopK, TopP, process
+from anyformer.decoding.logit_processors import History, build, process
+from anyformer.decoding.strategy import Sampling
 from anyformer.explore.server import Server
 from anyformer.explore.show import show
 from tests.explore import made
@@ -257,7 +258,7 @@ def test_sliders_change_the_distribution_as_decoding_does(page: Opener, server: 
         for name, value in (("temperature", temperature), ("topk", k), ("topp", p)):
             one.tab.fill(f"#{name}", str(value))
         one.settled()
-        processors = [Temperature(temperature), *([TopK(k)] if k else []), *([TopP(p)] if p < 1 else [])]
+        processors = build(Sampling(temperature=temperature, top_k=k or None, top_p=p), vocab=logits.shape[-1])
         expected = process(processors, history, logits).softmax(dim=-1)[0]
         shown = [float(text.strip("<% ")) / 100 for text in one.texts(".bar-row:not(:last-child) .number")]
         assert len(shown) > 4

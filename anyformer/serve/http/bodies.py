@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, create_model, model_validator
+
+from anyformer.decoding.strategy import Option, Temperature, options
 
 MAX_INPUTS = 2048  # texts of a request
 MAX_CHOICES = 1000  # of a constraint
@@ -77,16 +79,10 @@ BiasValue = Annotated[float, Field(ge=-100, le=100)]
 
 
 class GenerationBody(ModelBody):
-    """Fields of both kinds of completion."""
+    """Fields of both kinds of completion; `with_filters` adds those of the filters."""
 
     n: int = Field(1, ge=1, le=16, description="Answers to each prompt.")
-    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, lt=2**31)
-    min_p: float = Field(0.0, ge=0, le=1)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, ge=0.001, le=10)
+    temperature: Temperature = Field(1.0, description="0 is greedy.")
     logit_bias: Annotated[dict[BiasId, BiasValue] | None, BeforeValidator(_few)] = Field(
         None, max_length=MAX_KEYS, description="Values added to logits, by token id."
     )
@@ -104,6 +100,20 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(None, ge=0, lt=2**31, description="16 if not given.")
     echo: Flag = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+
+
+def http_names() -> dict[str, tuple[str, Option]]:
+    """Return the fields of the filters: the option of each, and its name."""
+    given = ((name, one) for name, one in options().items() if one.filter and not one.filter.in_ids)
+    return {one.filter.http or name: (name, one) for name, one in given if one.filter}
+
+
+def with_filters(body: type[Body]) -> type[Body]:
+    """Return a body that has a field for each filter of decoding, also for those from outside."""
+    fields: dict[str, Any] = {
+        name: (one.type | None, Field(None, description=one.help)) for name, (_, one) in http_names().items()
+    }
+    return create_model(body.__name__, __base__=body, __doc__=body.__doc__, **fields)
 
 
 class TextPart(Body):

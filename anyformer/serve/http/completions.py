@@ -13,10 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from anyformer.decoding.strategy import Sampling
+from anyformer.decoding.strategy import Sampling, owner_of
 from anyformer.serve.http import replies
 from anyformer.serve.http.answers import Answers, Choice, Piece, Spelled
-from anyformer.serve.http.bodies import ChatBody, CompletionBody, GenerationBody
+from anyformer.serve.http.bodies import ChatBody, CompletionBody, GenerationBody, http_names, with_filters
 from anyformer.serve.http.errors import ApiError, dump, json_response, of_exception
 from anyformer.serve.http.service import ServedRun, Service, unless_gone
 from anyformer.serve.request import Generation
@@ -138,14 +138,15 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
     choices = []
     for ids, kind in zip(prompts, alone, strict=True):
         most = _budget(service, run, len(ids), MAX_TOKENS) if body.max_tokens is None else body.max_tokens
+        sampling = _sampling(run, body, most)
         scored = body.echo and body.logprobs is not None
         for i in range(body.n):
             generation = Generation(
                 tuple(ids),
                 most,
-                _sampling(run, body),
+                sampling,
                 stop,
-                _seed(run, body, i),
+                _seed(body, sampling, i),
                 constraints[kind],
                 body.logprobs,
                 scored,
@@ -167,10 +168,9 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     stop = () if body.ignore_eos else run.chat_stop
     constraint = await service.constraint(run, body, stop, alone=True)
     top = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = _sampling(run, body, most)
     generations = [
-        Generation(
-            tuple(ids), most, _sampling(run, body), stop, _seed(run, body, i), constraint, top, adapter=run.adapter
-        )
+        Generation(tuple(ids), most, sampling, stop, _seed(body, sampling, i), constraint, top, adapter=run.adapter)
         for i in range(body.n)
     ]
     return [Choice(run, generation, _stops(body), alone=True) for generation in generations]
@@ -197,37 +197,26 @@ def _message(message: Any) -> dict[str, str]:
     }
 
 
-def _option(run: ServedRun, body: GenerationBody, name: str) -> Any:
-    """Return an option of a request, or where it is not given the run's default, if there is one."""
-    default = getattr(run.run.defaults, name)
-    return getattr(body, name) if name in body.model_fields_set or default is None else default
-
-
-def _sampling(run: ServedRun, body: GenerationBody) -> Sampling:
+def _sampling(run: ServedRun, body: GenerationBody, most: int) -> Sampling:
+    """Return the options of a request, and the run's defaults for those that it does not have; null: off."""
     bias = {int(id): value for id, value in (body.logit_bias or {}).items()}
     if wrong := [id for id in bias if id >= (run.model.vocabulary or 0)]:
         raise ApiError(400, f"logit_bias: the vocabulary has no id {wrong[0]}", param="logit_bias")
-    defaults, filters = run.run.defaults, dict[str, Any]()
-    temperature, top_p = _option(run, body, "temperature"), _option(run, body, "top_p")
-    if temperature:  # greedy decoding takes the top token, which no filter drops
-        filters["top_k"] = _option(run, body, "top_k")
-        filters["top_p"] = top_p if top_p < 1 else None
-        filters["min_p"] = _option(run, body, "min_p") or None
-        filters["typical_p"] = defaults.typical_p
-    return Sampling(
-        temperature=temperature,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=_option(run, body, "repetition_penalty"),
-        no_repeat_ngram=defaults.no_repeat_ngram,
-        bias=tuple(sorted((dict.fromkeys(defaults.suppressed, NEVER) | bias).items())),
-        **filters,
-    )
+    defaults, asked = run.run.defaults, body.model_fields_set
+    given = {name: getattr(body, field) for field, (name, _) in http_names().items() if field in asked}
+    if (least := given.get("min_new_tokens") or 0) > most:
+        raise ApiError(400, f"min_tokens = {least}: is more than max_tokens = {most}", param="min_tokens")
+    usual = body.temperature if "temperature" in asked else defaults.options.get("temperature", body.temperature)
+    used = defaults.merged(given | {"temperature": usual}) | given
+    used["bias"] = tuple(sorted((dict.fromkeys(defaults.suppressed, NEVER) | bias).items()))
+    if not usual:  # greedy decoding takes the top token, which no filter drops
+        used = {name: value for name, value in used.items() if owner_of(name) is not Sampling}
+    return Sampling(**{name: value for name, value in used.items() if name != "max_new_tokens"})
 
 
-def _seed(run: ServedRun, body: GenerationBody, i: int) -> int | None:
+def _seed(body: GenerationBody, sampling: Sampling, i: int) -> int | None:
     """Return the seed of choice i; greedy decoding needs none."""
-    return None if body.seed is None or not _option(run, body, "temperature") else (body.seed + i) % 2**63
+    return None if body.seed is None or not sampling.temperature else (body.seed + i) % 2**63
 
 
 def _stops(body: GenerationBody) -> tuple[str, ...]:
@@ -342,6 +331,8 @@ def add_completions(app: FastAPI, service: Service) -> None:
         200: {"content": {"text/event-stream": {}}, "description": "The answers; with `stream`, as events."}
     }
 
+    text_body, chat_body = with_filters(CompletionBody), with_filters(ChatBody)
+
     async def answer(request: Request, choices: Sequence[Choice], form: Format) -> Response:
         if form.body.stream_options is not None and not form.body.stream:
             raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
@@ -353,14 +344,14 @@ def add_completions(app: FastAPI, service: Service) -> None:
             return EventStream(stack.pop_all(), answers, form)
 
     @app.post("/v1/completions", response_model=replies.Completion, responses=events, tags=["OpenAI"])
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(body: text_body, request: Request) -> Response:
         """Continue prompts; an encoder–decoder answers them."""
         run = service.find(body.model, "generate")
         choices = await unless_gone(request, text_choices(service, run, body))
         return await answer(request, choices, TextFormat(run, body))
 
     @app.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=events, tags=["OpenAI"])
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def chat(body: chat_body, request: Request) -> Response:
         """Answer a conversation, by a model whose tokenizer has a chat template."""
         run = service.find(body.model, "generate")
         choices = await unless_gone(request, chat_choices(service, run, body))

@@ -8,7 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
-from anyformer.config.spec import ConfigError, did_you_mean, shorten
+from anyformer.config.spec import ConfigError, Fault, did_you_mean, sentence, shorten
+from anyformer.decoding.strategy import options
 from anyformer.serve.request import Closing, Failed, QueueFull, ServingError, TooLong, UnknownModel
 
 MAX_MESSAGE = 1000  # characters
@@ -110,11 +111,13 @@ def _of_validation(found: Sequence[Any]) -> ApiError:
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
     if first["type"] == "extra_forbidden":
         name = where[-1]
-        what = UNSUPPORTED.get(name, "is not a field of this request")
+        option = options().get(name)
+        other = "" if option is None else f"belongs to {option.owner.title}, which these answers are not found by"
+        what = UNSUPPORTED.get(name) or other or "is not a field of this request"
         return ApiError(400, f"{shorten(name, 100)}: {what}", param=path, code="unknown_field")
     if first["type"] == "missing" and not where:
         return ApiError(400, "the body is missing: send JSON with Content-Type: application/json")
-    return ApiError(400, f"{path or 'body'}: {first['msg']}", param=path)
+    return ApiError(400, str(Fault(path or "body", sentence(first))), param=path)
 
 
 def unknown_model(name: str, known: Sequence[str]) -> ApiError:
