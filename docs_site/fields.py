@@ -98,7 +98,8 @@ def _page(title: str, intro: str, specs: Specs, homes: dict[str, str]) -> str:
 def _decoding() -> str:
     """Return the page of the options of decoding, from their table."""
     parts = [NOTE, "# Options of decoding\n", DECODING + "\n"]
-    for owner in (Strategy, *Strategy.choices()):
+    owners: list[type[Strategy]] = [Strategy, *Strategy.choices()]
+    for owner in owners:
         parts += [f"## {owner.__name__}\n", docstring(inspect.getdoc(owner) or "") + "\n"]
         rows = []
         for name, option in options().items():

@@ -83,7 +83,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 
-# A part imports its module where it is built: these files may import the units of BUILT inside functions, and for types.
+# A part imports its module where it is built: these files may import BUILT inside functions, for types.
 PARTS = ("config.", "recipe.", "decoding.filters.", "decoding.strategy.")
 BUILT = ("nn", "kernels", "data", "training", "decoding")
 

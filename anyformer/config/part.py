@@ -36,7 +36,7 @@ class Part(Spec):
         return cls.model_fields["kind"].is_required()
 
     @classmethod
-    def choices(cls) -> list[type[Self]]:  # type: ignore[override]
+    def choices(cls) -> list[type[Any]]:
         return [part for part in _PARTS if cls in part.__mro__] if cls.is_family() else [cls]
 
     @classmethod

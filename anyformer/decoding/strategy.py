@@ -381,7 +381,7 @@ def _faults(kind: type[Strategy], selected_by: str | None, given: dict[str, Any]
                 yield Fault(name, f"{shown}belongs to {owner.title}, and {other}: leave one of them out")
 
 
-def _filters(names: Iterable[str], samples: bool = True) -> dict[str, type[Filter]]:
+def _filters(names: Iterable[str], samples: bool = True) -> dict[str, Any]:
     """Return the filters of a strategy by their names, those of installed packages too if a name is not known."""
     known = options()
     if any(name not in known and name not in PER_CALL for name in names) and any(find() for find in FINDERS):

@@ -137,7 +137,7 @@ def fields(defaults: GenerationDefaults) -> dict[str, Any]:
     if "beams" in given:
         ours = {name: value for value, name in STOPPING.items()}
         found |= {"num_beams": given["beams"], "length_penalty": given.get("length_penalty")}
-        found["early_stopping"] = ours.get(given.get("early_stopping"))
+        found["early_stopping"] = ours.get(given.get("early_stopping", ""))
     found["bad_words_ids"] = [[id] for id in defaults.suppressed] or None
     return {key: value for key, value in found.items() if value is not None}
 

@@ -17,7 +17,8 @@ from anyformer.data.media_files import BadFile, read_sound
 from anyformer.data.spectrogram import log_mel
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.decode import decode
-from anyformer.decoding.logit_processors import History, ban
+from anyformer.decoding.filters import ban
+from anyformer.decoding.logit_processors import History
 from anyformer.decoding.request import Request
 from anyformer.decoding.strategy import strategy
 from anyformer.nn.model import Transformer

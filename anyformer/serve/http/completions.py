@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
@@ -331,8 +331,6 @@ def add_completions(app: FastAPI, service: Service) -> None:
         200: {"content": {"text/event-stream": {}}, "description": "The answers; with `stream`, as events."}
     }
 
-    text_body, chat_body = with_filters(CompletionBody), with_filters(ChatBody)
-
     async def answer(request: Request, choices: Sequence[Choice], form: Format) -> Response:
         if form.body.stream_options is not None and not form.body.stream:
             raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
@@ -343,15 +341,24 @@ def add_completions(app: FastAPI, service: Service) -> None:
             answers = await stack.enter_async_context(Answers(service, choices))
             return EventStream(stack.pop_all(), answers, form)
 
-    @app.post("/v1/completions", response_model=replies.Completion, responses=events, tags=["OpenAI"])
-    async def completions(body: text_body, request: Request) -> Response:
+    def post(path: str, body: type[GenerationBody], reply: type) -> Callable[[Any], Any]:
+        """Return a decorator for the endpoint of a body with the fields of all filters."""
+
+        def add(function: Any) -> Any:
+            function.__annotations__["body"] = with_filters(body)
+            return app.post(path, response_model=reply, responses=events, tags=["OpenAI"])(function)
+
+        return add
+
+    @post("/v1/completions", CompletionBody, replies.Completion)
+    async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue prompts; an encoder–decoder answers them."""
         run = service.find(body.model, "generate")
         choices = await unless_gone(request, text_choices(service, run, body))
         return await answer(request, choices, TextFormat(run, body))
 
-    @app.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=events, tags=["OpenAI"])
-    async def chat(body: chat_body, request: Request) -> Response:
+    @post("/v1/chat/completions", ChatBody, replies.ChatCompletion)
+    async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation, by a model whose tokenizer has a chat template."""
         run = service.find(body.model, "generate")
         choices = await unless_gone(request, chat_choices(service, run, body))
