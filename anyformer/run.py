@@ -46,6 +46,7 @@ from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
 from anyformer.hardware import default_device
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
+from anyformer.nn.uncached import check_parts
 from anyformer.recipe import AnyTask as TaskSpec, Classify, Recipe, Tag, TaskFile, head_kind, model_shapes
 from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task, check_media, media_of, open_media
@@ -357,6 +358,7 @@ def newest(folder: Path, damaged: list[Fault] | None = None) -> Path | None:
 
 def write_run(folder: Path, run: Run) -> None:
     """Write the files of a run into another folder."""
+    check_parts(run.model, "is saved with it:")
     write_model(folder, run.model.state_dict(), run.config, run.spec, run.task)
     if run.defaults != NO_DEFAULTS:
         io.save(run.defaults, folder / GENERATION)

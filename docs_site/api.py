@@ -16,7 +16,12 @@ from docs_site.fields import SPECS
 from docs_site.text import NOTE, docstring, plain
 
 ROOT = Path(__file__).resolve().parent.parent
-HOMES = {"anyformer.config": "model.md", "anyformer.recipe": "recipe.md", "anyformer.presets": "presets.md"}
+HOMES = {
+    "anyformer.config": "model.md",
+    "anyformer.recipe": "recipe.md",
+    "anyformer.presets": "presets.md",
+    "anyformer.testing": "../extending.md",
+}
 RETURNED = {
     "anyformer.run": ["Run"],
     "anyformer.inspection.count": ["Table"],

@@ -106,6 +106,7 @@ VERBS = {
         "--max-new-tokens",
         "--max-body-bytes",
         "--pages",
+        "--cache",
         "--reproducible",
     ],
     "import": ["source", "--out", "--tokenizer", "--allow-pickle", "--family", "--ignore-field", "--base"],

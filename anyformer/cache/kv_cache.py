@@ -5,7 +5,7 @@ need no special case: a query sees only slots of its segment. Layers with a caus
 ring (`ring.py`), and attention can store int8 (`layer_cache.py`). A decode step compiles once.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from anyformer.conventions import PADDING, SEEN, SEER
 from anyformer.kernels.private import zero_all
 from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
 
-CacheKind = Literal["auto", "static", "int8"]
-"""auto: rings for layers with a window; static: every layer stores every token; int8: auto, with 8-bit values."""
+CacheKind = Literal["auto", "static", "int8", "none"]
+"""auto: rings for windows; static: all tokens; int8: auto, with 8-bit values; none: inputs alone, to be read again."""
 
 
 class Cache:
@@ -36,8 +36,8 @@ class Cache:
         kind: CacheKind = "auto",
         slack: int = 0,
     ):
-        if kind not in ("auto", "static", "int8"):
-            raise ValueError(f"kind = {kind!r}: must be 'auto', 'static' or 'int8'")
+        if kind not in get_args(CacheKind):
+            raise ValueError(f"kind = {kind!r}: must be 'auto', 'static', 'int8' or 'none'")
         if slack < 0:
             raise ValueError(f"slack = {slack}: must not be negative")
         rings = [Ring(batch, n, slack, device) for n in sorted({s.reach for s in sizes if s.reach is not None})]
@@ -48,7 +48,7 @@ class Cache:
             else LayerCache(batch, self._slots_of(size, slots), size, device, dtype, kind == "int8")
             for size in sizes
         ]
-        self.slots, self.sizes, self.taken = slots, sizes, 0
+        self.slots, self.sizes, self.taken, self.recomputes = slots, sizes, 0, kind == "none"
         self.fresh = True  # no token was read yet: the first ones read each other, without a mask of empty slots
         self.length = torch.zeros((), dtype=torch.long, device=device)  # `taken` as a tensor
         self.everywhere = torch.full_like(self.length, 2**31)  # longer than any cache
@@ -148,7 +148,7 @@ class Cache:
         """
         assert new.segments is not None
         length, first = new.segments.shape[1], self.fresh
-        if self._on_host():
+        if self.on_host():
             if self.rings and not new.continues_cache and not self._in_order(new.positions, new.segments):
                 raise ValueError(
                     "a ring needs tokens in order: segments, and positions within them, must increase; "
@@ -178,7 +178,7 @@ class Cache:
         steps: dict[int | None, Step] = {None: own}
         return steps | {reach: ring.take(new, first) for reach, ring in self.rings.items()}
 
-    def _on_host(self) -> bool:
+    def on_host(self) -> bool:
         """Return whether Python runs for every call: checks and counts have no effect in a compiled or captured one."""
         return not torch.compiler.is_compiling() and not (
             self.length.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -334,7 +334,7 @@ class Cache:
         removed, states = None, self._recurrent()
         if states:
             removed = (real(self.segments).sum(dim=1) - left).clamp(min=0)
-        if self._on_host():
+        if self.on_host():
             for state in states:
                 assert removed is not None
                 state.check(removed)

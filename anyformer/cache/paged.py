@@ -8,7 +8,7 @@ that a mask hides are finite: 0 · NaN would be NaN.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,6 +144,7 @@ class PagedCache:
     """
 
     states: None = None  # recurrent encoder states are not paged
+    recomputes: Literal[False] = False
 
     def __init__(
         self,

@@ -63,8 +63,11 @@ def _of_a_call(
         int | None, typer.Option(metavar="8|4", help="Quantise weights to this many bits.", rich_help_panel=MACHINE)
     ] = None,
     cache: Annotated[
-        Literal["auto", "static", "int8"] | None,
-        typer.Option(help="Kind of KV cache; int8 takes least memory.", rich_help_panel=MACHINE),
+        Literal["auto", "static", "int8", "none"] | None,
+        typer.Option(
+            help="Kind of KV cache; int8 takes least memory, none reads the whole text with each token.",
+            rich_help_panel=MACHINE,
+        ),
     ] = None,
     compile: Annotated[
         bool | None,

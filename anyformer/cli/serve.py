@@ -1,7 +1,7 @@
 """The verb that serves runs over HTTP."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,6 +44,10 @@ def serve(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Largest max_tokens of a request.")] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request; others get 413.")] = 2**21,
     pages: Annotated[int | None, typer.Option(min=1, help="Pages of the KV cache; by default by free memory.")] = None,
+    cache: Annotated[
+        Literal["auto", "none"],
+        typer.Option(help="none reads the whole text with each token, one request after the other."),
+    ] = "auto",
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Make results bit-equal for any other requests; slower.")
     ] = False,
@@ -90,6 +94,7 @@ def serve(
         max_new_tokens=max_new_tokens,
         pages=pages,
         reproducible=reproducible,
+        cache=cache,
     )
     service = Service(
         Engine(

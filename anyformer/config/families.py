@@ -155,9 +155,12 @@ class Mixer(Part):
     def build(self, width: int) -> "nn.Module | None":
         """Return the module, which is called as `module(x, ctx)` with x [b, t, d]; None where there is none."""
 
-    @abstractmethod
-    def stores(self, width: int) -> Sizes | StateSizes:
-        """Return what one layer stores in a cache: keys and values of each token, or one state for each row."""
+    def stores(self, width: int) -> Sizes | StateSizes | None:
+        """Return what one layer stores in a cache: keys and values of each token, or one state for each row.
+
+        None: nothing, so a decoder with it reads the whole text again for each new token.
+        """
+        return None
 
     @abstractmethod
     def cost(self, width: int, b: int, t: int, side: Side) -> Cost:

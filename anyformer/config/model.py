@@ -199,7 +199,7 @@ def _stacks(config: ModelConfig) -> Iterator[Fault]:
         if stack.depth < len(stack.prefix):
             what = f"= {stack.depth}: must be at least the {len(stack.prefix)} blocks of `prefix`"
             yield Fault(f"{side}.depth", what)
-        own = (*stack_faults(stack, side, bool(config.encoder)), *skip_faults(stack, config.width))
+        own = (*stack_faults(stack, side, bool(config.encoder), config.width), *skip_faults(stack, config.width))
         yield from (f.under(side) for f in own)
         yield from (f.under(f"{side}.position") for f in _position(stack, config.width))
         for name in ("prefix", "blocks"):

@@ -8,14 +8,14 @@ from anyformer.config.mixer import NoMixer
 from anyformer.config.spec import Fault
 
 
-def stack_faults(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
+def stack_faults(stack: Stack, side: Side, has_encoder: bool, width: int) -> Iterator[Fault]:
     """Yield the faults of a stack's `memory`, `pooling` and global tokens; `has_encoder`: the model has one."""
-    yield from _memory(stack, side, has_encoder)
+    yield from _memory(stack, side, has_encoder, width)
     yield from _pooling(stack, side)
     yield from _global_projections(stack, side)
 
 
-def _memory(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
+def _memory(stack: Stack, side: Side, has_encoder: bool, width: int) -> Iterator[Fault]:
     """Yield faults of `memory`: positions must be unlimited, and all layers must keep tokens."""
     if not stack.memory:
         return
@@ -32,6 +32,8 @@ def _memory(stack: Stack, side: Side, has_encoder: bool) -> Iterator[Fault]:
         )
     elif any(mixer.has_state for mixer in mixers):
         yield Fault("memory", f"{what} it keeps tokens for attention, and a recurrent layer has a state; leave one out")
+    elif kinds := [mixer.kind for mixer in mixers if mixer.stores(width) is None]:
+        yield Fault("memory", f"{what} it keeps tokens, and '{kinds[0]}' layers store nothing; leave one out")
     elif all(isinstance(mixer, NoMixer) for mixer in mixers):
         yield Fault("memory", f"{what} no layer reads other tokens")
 

@@ -5,7 +5,9 @@ and speculative decoding drops tokens. So prompts of unequal length, both model 
 A strategy whose steps need nothing from the host calls `run_step`: on a GPU the whole step is replayed as one graph.
 """
 
+import warnings
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from anyformer.attention.layout import check, check_values, choose_segments, real
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.config import ConfigError, Fault
-from anyformer.conventions import PADDING
+from anyformer.conventions import PADDING, Note
 from anyformer.decoding import buffers
 from anyformer.decoding.buffers import DecodeBuffers
 from anyformer.decoding.logit_processors import History
@@ -84,6 +86,8 @@ class Session:
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions
         self._in_step, self._prepacked, self._budget = False, PrepackedWeights(), budget
         self.fits = self.limit is None or self.position_bound + request.longest <= self.limit  # all positions
+        if own.cache.recomputes and request.cache != "none":
+            _say_why(model)
         if slack:  # so that dropped tokens leave no gaps; ids and history then have all slots
             self.cache.split_rows()
             self.length = slots
@@ -282,10 +286,28 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
     return (batch, length), Prompts(ids, segments, marks, request.chunk, media=media)
 
 
-def _can_share_rows(cache: Cache) -> bool:
+@cache
+def _say(kinds: str) -> None:
+    what = "each new token takes the time of reading the whole text"
+    warnings.warn(f"mixers that store nothing ({kinds}): {what}", Note, stacklevel=2)
+
+
+def _say_why(model: Transformer) -> None:
+    """Say once why each step reads the whole text."""
+    assert model.config.decoder is not None
+    mixers = [block.mixer for block in model.config.decoder.unrolled()]
+    _say(", ".join(dict.fromkeys(mixer.kind for mixer in mixers if mixer.stores(model.config.width) is None)))
+
+
+def _can_share_rows(rows: Cache) -> bool:
     """Return whether beams read each other's keys and values in the cache: by the kernel of few queries."""
-    stored = [x for layer in cache.layers for x in layer.own()]
-    return HAS_TRITON and cache.length.is_cuda and all(x.dtype in HALF for x in stored if x.dim() == 4)
+    stored = [x for layer in rows.layers for x in layer.own()]
+    return (
+        not rows.recomputes
+        and HAS_TRITON
+        and rows.length.is_cuda
+        and all(x.dtype in HALF for x in stored if x.dim() == 4)
+    )
 
 
 def _with_prefixes(prompts: Prompts, reuse: Reuse, model: Transformer, like: Cache) -> Prompts:

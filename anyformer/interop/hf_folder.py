@@ -38,6 +38,7 @@ from anyformer.interop.family import Family, find_family
 from anyformer.interop.sentence_transformers import Sentences
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
+from anyformer.nn.uncached import check_parts
 from anyformer.recipe import (
     AnyTask as TaskSpec,
     Classify,
@@ -254,6 +255,7 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
 
     Adapters are merged.
     """
+    check_parts(run.model, "is written with it:")
     folder, run = Path(folder), run.merge()
     if folder.exists():
         raise wrong(folder, "exists already; choose another folder")

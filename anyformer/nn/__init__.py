@@ -24,4 +24,5 @@ pooling       token pooling between stages of an encoder (Funnel-Transformer)
 recurrent     RNN, LSTM or GRU in place of self-attention
 stack         stack of blocks with its position schemes and final norm
 state_mixers  linear attention, gated DeltaNet, Mamba-2
+uncached      decoding where layers store nothing
 """

@@ -22,8 +22,8 @@ from anyformer.nn.init import allocate, initialise
 from anyformer.nn.inputs import InputModule, Inputs
 from anyformer.nn.linear import adapt
 from anyformer.nn.model_inputs import OWN, SIDED, SideOptions, StackOptions, check_options, options_of, read_inputs
-from anyformer.nn.recurrent import last_states
 from anyformer.nn.stack import BlockStack, Encoded
+from anyformer.nn.uncached import decode_again, initial_states, stored_sizes
 
 
 class CallOptions(SideOptions, total=False):
@@ -242,11 +242,13 @@ class Transformer(nn.Module):
         """Return an empty KV cache for up to `slots` tokens in each of `batch` rows.
 
         auto: a layer with a causal window stores only the tokens in it, and `slack` more, so that `truncate` can
-        remove up to `slack` tokens; static: every layer stores every token; int8: auto, with 8-bit keys and values.
+        remove up to `slack` tokens; static: every layer stores every token; int8: auto, with 8-bit keys and values;
+        none: the text is read again with each new token, as with any kind where a mixer stores nothing.
         """
         if self.decoder is None:
             raise ValueError("only a decoder has a cache")
-        return Cache(batch, slots, self.decoder.sizes, *self._state_format(), kind, slack)
+        kind, sizes = stored_sizes(self, self.decoder, self.config.width, kind)
+        return Cache(batch, slots, sizes, *self._state_format(), kind, slack)
 
     def new_past(self, batch: int) -> Past:
         """Return an empty segment memory of `batch` rows, for a decoder with `memory`.
@@ -295,7 +297,10 @@ class Transformer(nn.Module):
         # a cache outlives the step that wrote it, so none of its tensors may reference that step's graph
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
             x = self._embed("decoder", inputs, layout, options)
-            x = self.decoder(x, layout, options, encoded=encoded, cache=cache, memory=memory)
+            if cache is None or not cache.recomputes:
+                x = self.decoder(x, layout, options, encoded=encoded, cache=cache, memory=memory)
+            else:
+                x = decode_again(self.decoder, x, layout, options, encoded, cache, self.encoder_init_widths)
         if options.aux is not None:
             options.aux.publish()
         return x
@@ -359,11 +364,9 @@ class Transformer(nn.Module):
             states = rest if self.encoder_init_widths else None
             if cache is not None:
                 cache.keep_source(source_layout, states)
-        initial: dict[int, Tensor] = {}
-        if states is not None:
-            parts = last_states(states, layout, source_layout).split(list(self.encoder_init_widths.values()), dim=-1)
-            initial = dict(zip(self.encoder_init_widths, parts, strict=True))
-        return Encoded(encoder_out, source_layout, initial)
+        return Encoded(
+            encoder_out, source_layout, initial_states(states, layout, source_layout, self.encoder_init_widths)
+        )
 
     def _side(self, side: Side) -> tuple[InputModule, BlockStack]:
         module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)

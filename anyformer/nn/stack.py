@@ -1,6 +1,6 @@
 """Stack of blocks: the encoder or the decoder, with its position schemes and final norm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
@@ -29,7 +29,7 @@ from anyformer.config import (
 )
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
-from anyformer.nn.block import build_block
+from anyformer.nn.block import Sublayer, build_block
 from anyformer.nn.context import CacheWriter, Context, Crossing, PassOptions, RecurrentOptions, StateSink
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.norm import normed
@@ -107,6 +107,13 @@ class BlockStack(nn.Module):
         self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
         self.ends = spec.ends
         self.sizes = tuple(block.mixer.stores(width) for block in layers)
+        self.reaches = tuple(size and size.reach for size in self.sizes)
+        self.built = {
+            f"{i}.{name}.inner": type(sublayer.inner)
+            for i, block in enumerate(self.blocks)
+            for name, sublayer in block.named_children()
+            if isinstance(sublayer, Sublayer)
+        }
         self.segment_memory, self.pooling, self.levels = spec.memory, spec.pooling, spec.levels
         self.skips = SkipConnections(spec) if spec.embedding_skip or spec.unet_skips else None
 
@@ -133,6 +140,17 @@ class BlockStack(nn.Module):
         self.cross_plans = tuple(dict.fromkeys(plan for plan in across if plan))
         self.cross_plan_of_layer = tuple(self.cross_plans.index(plan) if plan else None for plan in across)
         self.no_position = Positions(NoPosition(), width, 0)  # no scheme acts between the positions of two texts
+
+    def replaced(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the sublayers that were put in by hand: the name, the class that the config builds, and the one now."""
+        for name, built in self.built.items():
+            try:
+                now = self.blocks.get_submodule(name)
+            except AttributeError:
+                yield name, built.__name__, "not there"
+                continue
+            if not isinstance(now, built):
+                yield name, built.__name__, type(now).__name__
 
     def embed(self, x: Tensor, layout: Layout) -> Tensor:
         """Apply the part of the position scheme that acts on embeddings."""
@@ -219,7 +237,7 @@ class BlockStack(nn.Module):
             crossings, initial = [Crossing(relation, encoded.hidden) for relation in found], encoded.initial_states
         for i, level in enumerate(self.levels):
             plan, across = self.plan_of_layer[i], self.cross_plan_of_layer[i]
-            keys, write_at = steps.get(self.sizes[i].reach, steps[None])
+            keys, write_at = steps.get(self.reaches[i], steps[None])
             ctx = Context(
                 layout=layouts[level],
                 keys=layouts[level] if level else keys,

@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 
 from anyformer.decoding.strategy import Beam, Sampling
 from anyformer.nn.model import Transformer
+from anyformer.nn.uncached import check_parts
 from anyformer.run import Run
 from anyformer.serve.adapters import share_body
 from anyformer.serve.admission import check_generation, limits_of, longest_text
@@ -80,12 +81,17 @@ class Engine:
     def _server(self, name: str, run: Run | Transformer, adapters: Mapping[str, Run | Transformer]) -> Server:
         body, marked = self._bodies[name], _is_marked(run)
         models = {key: share_body(key, body, _model(adapted)) for key, adapted in adapters.items()}
-        why = "its prompts see all of themselves" if marked else why_not_paged(body)
+        uncached = self.limits.cache == "none"
+        why = (
+            "its prompts see all of themselves" if marked else "nothing is stored" if uncached else why_not_paged(body)
+        )
+        if body.decoder is not None and not uncached:
+            check_parts(body, "is served with it: use cache = 'none', or")
         if why is None:
             return PagedServer(body, self.limits, models)
         if models:
             raise Unsupported(f"{name}: adapters need a paged cache, and {why}")
-        return SerialServer(body, marked)
+        return SerialServer(body, marked, self.limits.cache)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

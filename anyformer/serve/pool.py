@@ -20,6 +20,8 @@ def why_not_paged(model: Transformer) -> str | None:
     if decoder.memory:
         return "it has a segment memory"
     for block in decoder.unrolled():
+        if block.mixer.stores(model.config.width) is None:
+            return f"its '{block.mixer.kind}' layers store nothing"
         if not isinstance(block.mixer, Attention | NoMixer):
             return f"its decoder has '{block.mixer.kind}' layers"
     return None

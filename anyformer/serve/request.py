@@ -34,6 +34,8 @@ class Limits(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     # same tensor shapes in every call, by max_rows, max_prompt and max_new_tokens: bit-equal for any other requests
     reproducible: Flag = False
     int8: Flag = False  # store keys and values as 8-bit integers
+    # none: nothing is stored, and texts are read again with each token, one request after the other
+    cache: Literal["auto", "none"] = "auto"
 
 
 @dataclass(frozen=True)

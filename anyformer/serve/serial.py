@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from anyformer.cache.kv_cache import CacheKind
 from anyformer.conventions import SEEN
 from anyformer.decoding.beam_search import NonFiniteSearch, run_beam_search
 from anyformer.decoding.generate import Picked, stream_sampling
@@ -23,8 +24,8 @@ NOT_FINITE = "the model's logits are not finite"
 class SerialServer:
     """Answers requests by `decoding`, the oldest first."""
 
-    def __init__(self, model: Transformer, marked: bool):
-        self.model, self.marked, self.stats = model, marked, Stats()
+    def __init__(self, model: Transformer, marked: bool, cache: CacheKind):
+        self.model, self.marked, self.cache, self.stats = model, marked, cache, Stats()
         self._jobs: deque[Job] = deque()
         self._tokens: Iterator[Picked] | None = None
 
@@ -59,6 +60,7 @@ class SerialServer:
         """Return the end of a job, if this step has reached it."""
         generation, strategy, prompt = job.generation, job.generation.strategy, len(job.generation.ids)
         request = as_request(generation, next(self.model.parameters()).device)
+        request = replace(request, cache=self.cache)
         if self.marked:
             request = replace(request, marks=torch.full_like(request.ids, SEEN))
         if isinstance(strategy, Beam):

@@ -366,5 +366,5 @@ def test_only_attention_is_rounded():
 def test_another_kind():
     with pytest.raises(ValueError, match="slack = -1: must not be negative"):
         build(config()).new_cache(2, 4, slack=-1)
-    with pytest.raises(ValueError, match="kind = 'int4': must be 'auto', 'static' or 'int8'"):
+    with pytest.raises(ValueError, match="kind = 'int4': must be 'auto', 'static', 'int8' or 'none'"):
         build(config()).new_cache(2, 4, kind="int4")

@@ -168,6 +168,26 @@ class MeanModule(nn.Module):
         return self.out(seen @ read / seen.sum(-1, keepdim=True).clamp(min=1))
 
 
+class Average(Mixer):
+    """The mean of all tokens up to one's own: it stores nothing, so generation reads the whole text for each token."""
+
+    kind: Literal["average"] = "average"
+
+    def build(self, width):
+        return AverageModule()
+
+    def cost(self, width, b, t, side):
+        return Cost(flops=2 * b * t * t * width)
+
+
+class AverageModule(nn.Module):
+    def forward(self, x, ctx):
+        from anyformer.attention.layout import sees
+
+        seen = sees(CAUSAL, ctx.layout, ctx.layout).to(x.dtype)
+        return seen @ x / seen.sum(-1, keepdim=True).clamp(min=1)
+
+
 class Wide(Plain):
     """A plain network of eight times the width: a part may derive from one of ours."""
 

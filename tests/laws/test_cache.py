@@ -9,7 +9,7 @@ from anyformer.config import ModelConfig
 from tests.strategies import build, close, models, seeds, tokens
 
 decoders = models(shapes=("decoder", "encoder-decoder"))
-kinds = st.sampled_from(["auto", "auto", "static"])
+kinds = st.sampled_from(["auto", "auto", "static", "none"])
 
 
 def start(model, seed: int, batch: int, slots: int, kind: str = "auto", slack: int = 0):

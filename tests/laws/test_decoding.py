@@ -81,7 +81,7 @@ STRATEGIES: dict[str, tuple[ModuleType, Callable[..., Tensor]]] = {
     config=models(shapes=("decoder", "encoder-decoder")),
     seed=seeds,
     padding=st.integers(0, 3),
-    cache=st.sampled_from(["auto", "static"]),
+    cache=st.sampled_from(["auto", "static", "none"]),
 )
 @settings(max_examples=12)
 def test_cached_is_uncached(name: str, config: ModelConfig, seed: int, padding: int, cache: str):
@@ -95,7 +95,9 @@ def test_cached_is_uncached(name: str, config: ModelConfig, seed: int, padding: 
         assert torch.equal(found, strategy(model, ids, **options))
 
 
-@given(config=models(shapes=("decoder", "encoder-decoder")), seed=seeds, cache=st.sampled_from(["auto", "static"]))
+@given(
+    config=models(shapes=("decoder", "encoder-decoder")), seed=seeds, cache=st.sampled_from(["auto", "static", "none"])
+)
 @settings(max_examples=12)
 def test_speculation_is_uncached_greedy(config: ModelConfig, seed: int, cache: str):
     """Dropped tokens leave no trace."""
