@@ -77,7 +77,7 @@ def test_a_strategy_is_selected_by_its_option(run: Run, folder: Path) -> None:
     )
     assert run.generate([TEXT], max_new_tokens=NEW, nth=2) != run.generate([TEXT], max_new_tokens=NEW, nth=1)
     for wrong, message in (
-        ({"nth": 2, "beams": 2}, "nth: belongs to n-th search, and beams to beam search"),
+        ({"nth": 2, "beams": 2}, "beams: belongs to beam search, and nth to n-th search"),
         ({"nth": 0}, "nth = 0: must be at least 1"),
         ({"nth": 2, "temperature": 1.0}, "temperature = 1.0: n-th search does not sample"),
     ):
