@@ -20,6 +20,7 @@ loader                   loaders of batches by number: shuffled epochs, random c
 media                    references to images, sounds and feature vectors in texts, and their tensors
 media_files              files of images, sounds and numbers, and arrays of them
 media_rows               references in the place of texts: entries of arrays, columns of paths
+parquet                  tables in Parquet
 paths                    files that a recipe names, and data sets that are not on this machine
 prefetch                 batches read ahead in a forked process
 readers                  rows of a source, with the bad ones reported together
@@ -32,7 +33,7 @@ sound_rows               rows of sounds whose file names have their labels, alon
 spectrogram              log-mel spectrograms of sounds
 squad                    questions with texts and answers, in the formats of SQuAD
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions
-tables                   columns of .tsv, .csv, .jsonl and .parquet files
+tables                   columns of tables: cells, or records with named fields
 template_sandbox         chat templates compiled and rendered by Jinja, with bounded work and output
 text_rows                rows of plain text: documents, parallel lines, lines that a pattern matches
 tokenizer                text to ids and back, on the `tokenizers` library

@@ -15,12 +15,12 @@ from anyformer.data.files import UNREADABLE, File, TooLarge, decode, unknown, un
 from anyformer.data.tables import (
     Missing,
     follow,
-    open_parquet,
-    parquet_columns,
-    parquet_rows,
+    open_table,
     parse_object,
     spelt,
+    wanted_columns,
 )
+from anyformer.recipe.table import FORMATS, TableFormat, format_of
 
 SIZE = 8_000_000  # bytes of a chunk
 MAX_DOCUMENT = 2**29  # bytes without the end of a line, or an empty line where that ends a document
@@ -32,7 +32,7 @@ class Input(NamedTuple):
     """How files are read."""
 
     document: Document = "line"  # documents of plain text: lines, paragraphs between empty lines, or whole files
-    column: str = "text"  # of JSON and Parquet
+    column: str = "text"  # of records
     encoding: str = "utf-8"
 
 
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
     path: Path
     number: int  # of the first line, or row
-    content: bytes  # lines; a row of Parquet as a line of JSON
+    content: bytes  # lines; a row of a file that is no text as a line of JSON
     last: bool  # whether the file ends here
     read: int  # bytes of the file up to the end of this chunk, as they are on the disk
 
@@ -60,9 +60,15 @@ class Bad(NamedTuple):
     why: str
 
 
-def form_of(path: Path) -> Literal["text", "jsonl", "parquet"]:
-    name = path.name.lower().removesuffix(".gz")
-    return "jsonl" if name.endswith(".jsonl") else "parquet" if name.endswith(".parquet") else "text"
+def records_of(path: Path) -> TableFormat | None:
+    """Return the format of a file of records, by its suffix; None: text."""
+    form = FORMATS.get(format_of(path.name) or "")
+    return form if form and form.is_records else None
+
+
+def is_text(path: Path) -> bool:
+    """Return whether a file is text, of documents or of records."""
+    return not ((form := records_of(path)) and form.reader)
 
 
 def check_encoding(encoding: str) -> None:
@@ -82,10 +88,11 @@ EMPTY_LINE = re.compile(rb"\n\r?\n(?=[^\r\n])")  # the last, where several are t
 def read_chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
     """Yield a file in chunks: `size` bytes, extended to the end of a document."""
     try:
-        if form_of(path) == "parquet":
-            yield from _row_chunks(path, how, size)
+        form = records_of(path)
+        if form and form.reader:
+            yield from _row_chunks(path, form, how, size)
             return
-        blank = form_of(path) == "text" and how.document == "blank"
+        blank = form is None and how.document == "blank"
         with path.open("rb") as raw:
             yield from _line_chunks(path, raw, EMPTY_LINE if blank else LINE, size)
     except UNREADABLE as error:
@@ -109,14 +116,14 @@ def _line_chunks(path: Path, raw: IO[bytes], end: re.Pattern[bytes], size: int) 
     yield Chunk(path, number, bytes(held), True, raw.tell())
 
 
-def _row_chunks(path: Path, how: Input, size: int) -> Iterator[Chunk]:
-    file, bytes_in_all = open_parquet(path), path.stat().st_size
+def _row_chunks(path: Path, form: TableFormat, how: Input, size: int) -> Iterator[Chunk]:
+    table, bytes_in_all = open_table(path, form), path.stat().st_size
     number, held, total = 0, list[bytes](), 0
-    for number, row in parquet_rows(file, path, parquet_columns(file, path, {"column": how.column})):
+    for number, row in table.rows(wanted_columns(table.names, path, {"column": how.column})):
         held.append(json.dumps(row, default=str).encode())
         total += len(held[-1])
         if total >= size:
-            done = bytes_in_all * number // file.metadata.num_rows
+            done = bytes_in_all * number // table.count
             yield Chunk(path, number - len(held) + 1, b"\n".join(held), False, done)
             held, total = [], 0
     yield Chunk(path, number - len(held) + 1, b"\n".join(held), True, bytes_in_all)
@@ -127,7 +134,7 @@ def _row_chunks(path: Path, how: Input, size: int) -> Iterator[Chunk]:
 
 def documents(chunk: Chunk, how: Input) -> Iterator[Text | Bad]:
     """The documents of a chunk, and the rows of which there is none."""
-    encoding = "utf-8" if form_of(chunk.path) == "parquet" else how.encoding
+    encoding = how.encoding if is_text(chunk.path) else "utf-8"
     file = File(str(chunk.path), encoding, decode(chunk.content, encoding, str(chunk.path)))
     clean = not file.flaw(file.text)
     good = []
@@ -136,7 +143,7 @@ def documents(chunk: Chunk, how: Input) -> Iterator[Text | Bad]:
             yield Bad(number, why)
         else:
             good.append((number, line))
-    if form_of(chunk.path) != "text":
+    if records_of(chunk.path):
         yield from (_field(number, line, how.column) for number, line in good if line)
     elif how.document == "line":
         yield from (Text(line) for _, line in good if line.strip())

@@ -7,14 +7,13 @@ folder (`folders`, `shards`) have one fingerprint together.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import locate
 from anyformer.data.paths import named, require_sets, single_sources
-from anyformer.data.tables import read_table
-from anyformer.recipe import Data, Root, TableFile, single_columns
+from anyformer.recipe import Data
 
 MAX_HASHED = 2**24  # bytes of a file that is hashed as a whole
 SAMPLES, SAMPLE = 16, 2**16  # of a larger one, and the bytes of each
@@ -43,25 +42,6 @@ def fingerprint(data: Data) -> Fingerprints:
     if faults:
         raise ConfigError(faults)
     return found
-
-
-def of_columns(source: TableFile, data: Root) -> Iterator[tuple[str, str]]:
-    """Yield the fingerprints of the files whose paths are in columns of a table, together, by the key of the columns.
-
-    A file that is missing is a bad row, which is reported when the rows are read.
-    """
-    for name, columns in (("images", source.images), ("sounds", source.sounds)):
-        if columns is None:
-            continue
-        plain = source.model_copy(update={"images": None, "sounds": None})  # cells as they are
-        _, rows = read_table(plain, data, dict(single_columns({name: columns})))
-        folder, cells = locate(source.path, data).parent, set[str]()
-        for _, row in rows:
-            if not isinstance(row, str):
-                cells.update(part.partition("#")[0] for cell in row.values() for part in cell.split("+"))
-        files = sorted(path for cell in cells if (path := folder / cell.strip()).is_file())
-        listed = "\n".join(f"{path}\0{of_file(path)}" for path in files)
-        yield name, f"{len(files)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
 
 
 def changes(before: Fingerprints, now: Fingerprints) -> list[str]:

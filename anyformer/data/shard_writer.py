@@ -25,7 +25,7 @@ from anyformer.config.io import write_file
 from anyformer.config.overrides import in_words
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import chunks
-from anyformer.data.chunks import Bad, Chunk, Input, documents, form_of, read_chunks
+from anyformer.data.chunks import Bad, Chunk, Input, documents, is_text, read_chunks
 from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
 from anyformer.data.vocabulary import one_thread
@@ -37,7 +37,7 @@ TOGETHER = 1_000_000  # characters that are encoded at once
 ENDS = 65_536  # bytes of a file, at its beginning, middle and end, by which it is known again
 SHOWN = 5  # bad rows that the index names
 SAMPLE = 100_000_000  # bytes of text that a tokenizer is trained on
-PACKED = 3  # how much longer the text of a .gz or Parquet file may be
+PACKED = 3  # how much longer the text of a packed file may be
 
 
 class WorkerLost(RuntimeError):
@@ -148,7 +148,7 @@ def _sample(paths: Sequence[Path], how: Input, size: int) -> Iterator[str]:
 
 
 def _plain(path: Path) -> bool:
-    return path.suffix.lower() != ".gz" and form_of(path) != "parquet"
+    return path.suffix.lower() != ".gz" and is_text(path)
 
 
 # -- state of the output folder ------------------------------------------------------------------------------------

@@ -1,24 +1,26 @@
-"""Reading tables: TSV, CSV, lines of JSON, Parquet. Imports no torch.
+"""Reading tables: cells, and records with named fields. Imports no torch.
 
-A column of JSON or Parquet may lie within another: `meta.title`, `translations.0.text`.
+A column of records may lie within another: `meta.title`, `translations.0.text`.
 """
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
-from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from anyformer.config.spec import LARGEST, ConfigError, Fault, did_you_mean
+from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.conversations import MESSAGES, alternate, prompt_and_answers
 from anyformer.data.delimited import other_delimiter, read_csv, separated
-from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit, unusual, usual_bytes
+from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
+from anyformer.data.fingerprint import of_file
 from anyformer.data.media_rows import with_references
 from anyformer.data.readers import LISTS, Rows, collect, selected
-from anyformer.recipe import ColumnName, ColumnNames, Root, TableFile, single_columns
+from anyformer.recipe import FORMATS, ColumnName, ColumnNames, Root, TableFile, TableFormat, single_columns
 
-DAMAGED = (OSError, ValueError, KeyError, MemoryError, OverflowError)  # beside its own, what pyarrow raises
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?")
 
 
@@ -50,6 +52,25 @@ def read_table(source: TableFile, data: Root, columns: dict[str, ColumnNames]) -
     return file, rows
 
 
+def media_fingerprints(source: TableFile, data: Root) -> Iterator[tuple[str, str]]:
+    """Yield the fingerprints of the files whose paths are in columns of a table, together, by the key of the columns.
+
+    A file that is missing is a bad row, which is reported when the rows are read.
+    """
+    for name, columns in (("images", source.images), ("sounds", source.sounds)):
+        if columns is None:
+            continue
+        plain = source.model_copy(update={"images": None, "sounds": None})  # cells as they are
+        _, rows = read_table(plain, data, dict(single_columns({name: columns})))
+        folder, cells = locate(source.path, data).parent, set[str]()
+        for _, row in rows:
+            if not isinstance(row, str):
+                cells.update(part.partition("#")[0] for cell in row.values() for part in cell.split("+"))
+        files = sorted(path for cell in cells if (path := folder / cell.strip()).is_file())
+        listed = "\n".join(f"{path}\0{of_file(path)}" for path in files)
+        yield name, f"{len(files)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
+
+
 def _joined(rows: Parsed, joined: dict[str, int], between: str) -> Parsed:
     """Yield rows with columns that are joined from others, without blank cells; messages become a conversation."""
     for number, row in rows:
@@ -76,17 +97,18 @@ def _with_decimal_points(rows: Parsed) -> Parsed:
 
 def _read_single(source: TableFile, data: Root, columns: dict[str, ColumnName]) -> tuple[File, Parsed]:
     """The rows of a table by the keys of single columns."""
-    form = source.form
-    if form is None:
+    if source.form is None:
         raise ConfigError([source.unknown_format()])
-    wanted = {role: str(name) for role, name in columns.items()}
-    if form == "parquet":
-        path = _parquet(source, data)
-        return File(str(path), "utf-8", ""), _rows(_records(path, wanted), wanted, str(path), source.holds_answers)
-    file = open_files(source, data, "path")["path"]
-    if form == "jsonl":
-        return file, _rows(_objects(source, file), wanted, file.name, source.holds_answers)
-    return file, _cells(source, file, columns, form)
+    form, wanted = FORMATS[source.form], {role: str(name) for role, name in columns.items()}
+    if form.reader:
+        path = _regular(source, data, form)
+        records, file = _records(path, form, wanted), File(str(path), "utf-8", "")
+    else:
+        file = open_files(source, data, "path")["path"]
+        if not form.is_records:
+            return file, _cells(source, file, columns, source.form)
+        records = _objects(source, file)
+    return file, _rows(records, wanted, file.name, source.holds_answers)
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
@@ -259,28 +281,43 @@ def _no_number(word: str) -> str:
     raise ValueError(f"{word} is no JSON")
 
 
-# -- Parquet ----------------------------------------------------------------------------------------------------------
+# -- files that are no text -------------------------------------------------------------------------------------------
 
 
-def _parquet(source: TableFile, data: Root) -> Path:
+class OpenTable(Protocol):
+    """A file that is no text, open for reading."""
+
+    names: list[str]  # of its columns
+    count: int  # rows
+
+    def rows(self, columns: list[str], into_memory: bool = False) -> Records:
+        """Yield rows by number from 1, some columns of them; refuse those that are too large to be held."""
+
+
+def open_table(path: Path, form: TableFormat) -> OpenTable:
+    """Open a file by the reader of its format."""
+    found: OpenTable = import_module(f"anyformer.data.{form.reader}").Reader(path)
+    return found
+
+
+def _regular(source: TableFile, data: Root, form: TableFormat) -> Path:
     if source.encoding != "utf-8":
-        raise ConfigError([Fault("encoding", f"= {source.encoding!r}: text in Parquet is utf-8 always")])
+        raise ConfigError([Fault("encoding", f"= {source.encoding!r}: text in {form.title} is utf-8 always")])
     if not source.header:
-        raise ConfigError([Fault("header", "= false: columns of Parquet have names always")])
+        raise ConfigError([Fault("header", f"= false: columns of {form.title} have names always")])
     try:
         return regular(source.path, data)
     except ConfigError as error:
         raise ConfigError(fault.under("path") for fault in error.faults) from None
 
 
-def _records(path: Path, wanted: dict[str, str]) -> Records:
-    file = open_parquet(path)
-    yield from parquet_rows(file, path, parquet_columns(file, path, wanted), into_memory=True)
+def _records(path: Path, form: TableFormat, wanted: dict[str, str]) -> Records:
+    table = open_table(path, form)
+    yield from table.rows(wanted_columns(table.names, path, wanted), into_memory=True)
 
 
-def parquet_columns(file: Any, path: Path, wanted: dict[str, str]) -> list[str]:
+def wanted_columns(names: list[str], path: Path, wanted: dict[str, str]) -> list[str]:
     """The columns in which those lie that are wanted, by role."""
-    names = file.schema_arrow.names
     faults = [
         Fault(role, Missing("", name.partition(".")[0], frozenset(names)).fault(name, str(path)))
         for role, name in wanted.items()
@@ -295,73 +332,3 @@ def parquet_columns(file: Any, path: Path, wanted: dict[str, str]) -> list[str]:
 def _beginnings(path: str) -> set[str]:
     steps = path.split(".")
     return {".".join(steps[: n + 1]) for n in range(len(steps))}
-
-
-def open_parquet(path: Path) -> Any:
-    """The file, by the optional package."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        what = "is read by the package pyarrow: pip install 'anyformer[parquet]'"
-        raise ConfigError([Fault("", f"{path} {what}")]) from None
-    try:
-        file = parquet.ParquetFile(path)
-        _ = file.schema_arrow.names  # of a damaged file, they may be no text
-    except (pyarrow.ArrowException, *DAMAGED) as error:
-        raise ConfigError([Fault("", f"{path} is no Parquet file ({_first_line(error)})")]) from None
-    return file
-
-
-def parquet_rows(file: Any, path: Path, columns: list[str], into_memory: bool = False) -> Records:
-    """Rows by number from 1, some columns of them, a thousand at a time; refused if they are too large to be held."""
-    import pyarrow
-
-    number, size = 0, 0
-    limit = usual_bytes(path.stat().st_size) if into_memory else LARGEST
-    try:
-        for batch in file.iter_batches(batch_size=1000, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                size += _size(row)
-                if size > limit:
-                    what = f"unpacks to more than {limit / 2**20:,.0f} MiB: {unusual('save it as .jsonl')}"
-                    raise ConfigError([Fault("", f"{path} {what}")])
-                yield number, {name: _plain(value) for name, value in row.items()}
-    except ConfigError:
-        raise
-    except (pyarrow.ArrowException, *DAMAGED) as error:
-        what = f"cannot be read after row {number} ({_first_line(error)})"
-        raise ConfigError([Fault("", f"{path} {what}")]) from None
-
-
-def _size(value: Any) -> int:
-    """Return about how many bytes a value has in memory; batches of Arrow may hold equal ones once."""
-    match value:
-        case str() | bytes():
-            return len(value)
-        case dict():
-            return sum(map(_size, value.values()))
-        case list():
-            return sum(map(_size, value))
-        case _:
-            return 8
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it here: numbers as they would be written."""
-    match value:
-        case bool():
-            return value
-        case int() | float() | Decimal():
-            return str(value)
-        case dict():
-            return {name: _plain(item) for name, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value

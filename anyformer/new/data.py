@@ -13,7 +13,7 @@ from anyformer.data.synthetic import Split
 from anyformer.new.columns import Chosen, Role, choose_columns
 from anyformer.new.examine import CONLLU, Examined, examine, has_decimal_commas, suffix_of
 from anyformer.recipe import (
-    TABLE_FORMATS,
+    FORMATS,
     ClassFolders,
     ColumnName,
     ConllFile,
@@ -74,7 +74,7 @@ def find_sources(paths: Sequence[str], task: str, roles: tuple[Role, ...], given
     found: dict[Split, SingleSource | JoinedSources] = {}
     first: Examined | None = None
     for split, files in named.items():
-        if task == "seq2seq" and len(files) == 2 and not any(suffix_of(file) in TABLE_FORMATS for file in files):
+        if task == "seq2seq" and len(files) == 2 and not any(suffix_of(file) in FORMATS for file in files):
             parts: list[tuple[Examined, SingleSource]] = [_parallel(files, given)]
         else:
             parts = [_single(file, task, roles, given, numeric, reasons if first is None else []) for file in files]

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.delimited import DELIMITERS, read_csv
 from anyformer.data.files import TEXT_SUFFIXES, File, files_below, is_text_file, read_bytes
-from anyformer.data.tables import DECIMAL_COMMA, open_parquet, parquet_rows, parse_object
+from anyformer.data.tables import DECIMAL_COMMA, open_table, parse_object
 from anyformer.new.encodings import detect_encoding
-from anyformer.recipe import TABLE_FORMATS
+from anyformer.recipe import FORMATS, TableFormat
 
 MAX_ROWS = 20_000  # of a table that are examined
 SNIFFED = 2**16  # characters of a CSV by which its delimiter is found
@@ -28,7 +28,6 @@ COLUMN_NAMES: dict[str, list[str]] = tomllib.loads(
 )
 HEADER_WORDS = frozenset(name for names in COLUMN_NAMES.values() for name in names)
 
-Format = Literal["tsv", "csv", "jsonl", "parquet"]
 Kind = Literal["table", "conll", "labelled", "text", "texts", "folders"]
 FORMS = {"labelled": "lines that begin with a label", "text": "plain text", "folders": "a folder for each class"}
 CONLLU = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
@@ -50,7 +49,7 @@ class Examined:
     kind: Kind
     why: str  # the format in words, with the reason
     encoding: str = "utf-8"
-    format: Format | None = None  # of a table
+    format: str | None = None  # of a table
     header: bool = True
     delimiter: str = ","
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -75,8 +74,8 @@ def examine(path: str, roles: tuple[str, ...], table: bool) -> Examined:
     """
     if Path(path).is_dir():
         return _folders(path) if "label" in roles else _texts(path)
-    if suffix_of(path) == "parquet":
-        return _parquet(path)
+    if (form := FORMATS.get(suffix_of(path))) and form.reader:
+        return _table(path, form)
     try:
         raw = read_bytes(path, HERE)[1]
     except ConfigError as error:
@@ -91,11 +90,11 @@ def examine(path: str, roles: tuple[str, ...], table: bool) -> Examined:
 
 def _by_content(path: str, file: File, lines: list[str], roles: tuple[str, ...], table: bool) -> Examined:
     suffix = suffix_of(path)
-    if suffix in CONLL or ("tags" in roles and suffix not in TABLE_FORMATS and not lines[0].startswith("{")):
+    if suffix in CONLL or ("tags" in roles and suffix not in FORMATS and not lines[0].startswith("{")):
         return _conll(path, file)
     if suffix == "json" and lines[0].lstrip().startswith("["):
         raise fault(path, "is one JSON list: write one object per line (.jsonl)")
-    if suffix in ("jsonl", "ndjson", "json") or (suffix not in TABLE_FORMATS and _is_object(lines[0])):
+    if suffix in ("jsonl", "ndjson", "json") or (suffix not in FORMATS and _is_object(lines[0])):
         return _jsonl(path, lines)
     if suffix == "tsv":
         return _cells(path, file, "tsv", "TSV, by its name")
@@ -130,7 +129,7 @@ def _is_object(line: str) -> bool:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _cells(path: str, file: File, form: Format, why: str) -> Examined:
+def _cells(path: str, file: File, form: str, why: str) -> Examined:
     delimiter = ","
     if form == "csv":
         delimiter = _sniff(file.text)
@@ -203,14 +202,14 @@ def _jsonl(path: str, lines: list[str]) -> Examined:
     return _records(path, [one for one in records if isinstance(one, dict)], "jsonl", why, len(lines))
 
 
-def _parquet(path: str) -> Examined:
-    file = open_parquet(Path(path))
-    rows = parquet_rows(file, Path(path), list(file.schema_arrow.names), into_memory=True)
-    records = [row for _, row in itertools.islice(rows, MAX_ROWS) if isinstance(row, dict)]
-    return _records(path, records, "parquet", "Parquet, by its name", file.metadata.num_rows)
+def _table(path: str, form: TableFormat) -> Examined:
+    table = open_table(Path(path), form)
+    rows = itertools.islice(table.rows(table.names, into_memory=True), MAX_ROWS)
+    records = [row for _, row in rows if isinstance(row, dict)]
+    return _records(path, records, suffix_of(path), f"{form.title}, by its name", table.count)
 
 
-def _records(path: str, records: list[dict[str, Any]], form: Format, why: str, rows: int) -> Examined:
+def _records(path: str, records: list[dict[str, Any]], form: str, why: str, rows: int) -> Examined:
     flat = [dict(_flat(record, "")) for record in records]
     if not flat:
         raise fault(path, "has no rows")

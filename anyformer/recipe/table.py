@@ -1,7 +1,7 @@
 """Tables as a source: their columns, and the formats that they may have. Imports no torch."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -12,13 +12,34 @@ from anyformer.recipe.source import ANSWERED, ANSWERING, EPISODES, Encoding, Roo
 if TYPE_CHECKING:
     from anyformer.data.readers import Rows
 
-TABLE_FORMATS = ("tsv", "csv", "jsonl", "parquet")
 MAX_PATH_SHOWN = 100  # characters of a path in an error message
 MEDIA_ROLES = ("source", "text", "pair")  # columns that may refer to images and sounds
 ROLES = ("source", "target", "rejected", "text", "pair", "label", "words", "tags", "messages", "group")
 ColumnName = str | Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # the name of a column, or its number from 0
 ColumnNames = ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]  # several are joined to one text
 Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
+
+
+class TableFormat(NamedTuple):
+    """A format of tables. A new one is a row of `FORMATS`, a word of `TableFile.format`, and its reader."""
+
+    title: str  # in messages
+    is_records: bool = False  # rows are records, whose fields have names
+    reader: str = ""  # the module of `anyformer.data` whose `OpenTable` reads a file that is no text
+
+
+FORMATS = {
+    "tsv": TableFormat("TSV"),
+    "csv": TableFormat("CSV"),
+    "jsonl": TableFormat("lines of JSON", is_records=True),
+    "parquet": TableFormat("Parquet", is_records=True, reader="parquet"),
+}
+
+
+def format_of(name: str) -> str | None:
+    """Return the format of a table by the suffix of its file; None if it is not one of `FORMATS`."""
+    suffix = name.lower().removesuffix(".gz").rpartition(".")[2]
+    return suffix if suffix in FORMATS else None
 
 
 class TableFile(RowFile):
@@ -69,9 +90,8 @@ class TableFile(RowFile):
 
     @property
     def form(self) -> str | None:
-        """The format, as given or by the suffix; None if that is not one of `TABLE_FORMATS`."""
-        suffix = self.path.lower().removesuffix(".gz").rpartition(".")[2]
-        return self.format or (suffix if suffix in TABLE_FORMATS else None)
+        """The format, as given or by the suffix; None if that is not one of `FORMATS`."""
+        return self.format or format_of(self.path)
 
     def media(self) -> dict[ColumnName, MediaKind]:
         """Return the columns that hold paths of images or sounds, with their kind."""
@@ -80,9 +100,10 @@ class TableFile(RowFile):
         return {name: kind for kind, several in listed for name in several}
 
     def unknown_format(self) -> Fault:
-        """Return the fault of a suffix that is not one of `TABLE_FORMATS`."""
+        """Return the fault of a suffix that is not one of `FORMATS`."""
         name = shorten(self.path, MAX_PATH_SHOWN)
-        return Fault("format", f"is not clear from the name {name!r}: set it to 'tsv', 'csv', 'jsonl' or 'parquet'")
+        *first, last = map(repr, FORMATS)
+        return Fault("format", f"is not clear from the name {name!r}: set it to {', '.join(first)} or {last}")
 
     def read(self, data: Root, split: Split, seed: int, by: str | None) -> "Rows":
         from anyformer.data.tables import table_rows
@@ -90,9 +111,9 @@ class TableFile(RowFile):
         return table_rows(self, data, by)
 
     def fingerprints(self, data: Root) -> Iterator[tuple[str, str]]:
-        from anyformer.data.fingerprint import of_columns
+        from anyformer.data.tables import media_fingerprints
 
-        return of_columns(self, data)
+        return media_fingerprints(self, data)
 
     def fits(self, columns: tuple[str, ...]) -> bool:
         return columns not in (EPISODES, ANSWERED)
@@ -106,7 +127,7 @@ class TableFile(RowFile):
         yield from super().faults(task, columns)
         if self.form is None:
             yield self.unknown_format()
-            readable = self.model_copy(update={"format": TABLE_FORMATS[0]})
+            readable = self.model_copy(update={"format": next(iter(FORMATS))})
             yield from readable.faults(task, columns)  # report the other faults, too
         elif self.source is not None and self.messages is not None and task in ANSWERING:
             yield Fault("messages", f"= {self.messages!r}: is the prompt, as `source` is: leave out one of them")
@@ -135,9 +156,10 @@ class TableFile(RowFile):
         for key, name in single_columns(paths).items():
             if name not in read:
                 yield Fault(key, f"= {name!r}: no column of this name is read: name it in `text` or `source`, too")
-        if self.form == "parquet" or (self.form == "jsonl" and self.header):
-            what = "lines of JSON have names: give them, or set header = false for JSON lists"
-            what = "columns of Parquet have names: give them" if self.form == "parquet" else what
+        form = FORMATS[self.form or "csv"]
+        if form.is_records and (self.header or form.reader):
+            what = f"columns of {form.title} have names: give them"
+            what = what if form.reader else f"{form.title} have names: give them, or set header = false for JSON lists"
             numbers = {key: name for key, name in single_columns(named).items() if isinstance(name, int)}
             yield from (Fault(key, f"= {number}: {what}") for key, number in numbers.items())
         if self.pair is not None and "pair" not in columns and "label" in columns:

@@ -1,7 +1,8 @@
 """Laws of all data sources."""
 
 import re
-from typing import Any
+from importlib import import_module
+from typing import Any, get_args
 
 import pytest
 
@@ -10,6 +11,7 @@ from anyformer.config.part import kind_of
 from anyformer.recipe import JoinedSources, SingleSource, Source
 from anyformer.recipe.data import Data, MixedSources, splits
 from anyformer.recipe.source import NEEDS, PAIR, source_faults
+from anyformer.recipe.table import FORMATS, TableFile, format_of
 
 GIVEN: dict[str, Any] = {"path": "a.csv", "source": "a", "target": "b", "count": 3, "pattern": "(?P<label>a)"}
 OUTER = (JoinedSources, MixedSources)
@@ -38,6 +40,15 @@ def test_a_source_names_its_files_and_returns_from_a_recipe(part: Any) -> None:
 def test_a_part_begins_before_its_end(part: Any) -> None:
     source = least(part, start=0.5, stop=0.5)
     assert any(fault.path == "start" for fault in source.faults("seq2seq", PAIR))
+
+
+def test_every_format_of_a_table_is_a_row() -> None:
+    (words, _) = get_args(TableFile.model_fields["format"].annotation)
+    assert get_args(words) == tuple(FORMATS)
+    for name, form in FORMATS.items():
+        assert format_of(f"a.{name}") == format_of(f"A.{name}.gz".upper()) == name
+        if form.reader:
+            assert hasattr(import_module(f"anyformer.data.{form.reader}"), "Reader")
 
 
 @pytest.mark.parametrize("columns", NEEDS, ids="-".join)
