@@ -226,6 +226,10 @@ class Input(Part):
         """Yield what does not fit together, or not into the model; `pair`: it has an encoder and a decoder."""
         yield from ()
 
+    def reads(self, b: int, t: int) -> tuple[int, ...]:
+        """Return the shape of what it reads for t places in each of b rows: ids, or floating-point values."""
+        return b, t
+
     @property
     def rows(self) -> int:
         """v, the number of token ids; 0: it reads none."""

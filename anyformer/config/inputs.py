@@ -189,6 +189,9 @@ class Patches(Input):
 
         return PatchInput(self, width)
 
+    def reads(self, b: int, t: int) -> tuple[int, ...]:
+        return b, *self.shape
+
     def cost(self, width: int, b: int, t: int, own_table: bool = True) -> Cost:
         patches = linear(self.size, width, b * (t - self.class_token), self.bias)
         return patches + Cost(width * self.class_token) + self.norm.cost(width, b * t)
@@ -218,6 +221,9 @@ class Features(Input):
 
         return FeatureInput(self, width)
 
+    def reads(self, b: int, t: int) -> tuple[int, ...]:
+        return b, t, self.size
+
     def cost(self, width: int, b: int, t: int, own_table: bool = True) -> Cost:
         return linear(self.size, width, b * t, self.bias) + self.norm.cost(width, b * t)
 
@@ -236,6 +242,9 @@ class Audio(Input, Spectrogram):
         from anyformer.nn.inputs import AudioInput
 
         return AudioInput(self, width)
+
+    def reads(self, b: int, t: int) -> tuple[int, ...]:
+        return b, t * self.stride, self.mels
 
     def cost(self, width: int, b: int, t: int, own_table: bool = True) -> Cost:
         return self.convolution_cost(width, b * t) + self.norm.cost(width, b * t)

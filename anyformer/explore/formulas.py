@@ -274,7 +274,7 @@ def feedforward_formula(spec: FeedForward, norm: nn.Module) -> list[str]:
 def head_formula(head: nn.Module, spec: Head) -> list[str]:
     """Return the formulas of an output, from the hidden state h by way of a transform z of it, if there is one."""
     if not isinstance(head, VocabularyHead | TokenHead | SpanHead | PooledHead):
-        return ["y = h"]
+        return ["y = h" if spec.kind == "none" else f"y = {spec.kind}(h)"]
     z = _transformed(head.transform, spec)
     match head:
         case VocabularyHead():

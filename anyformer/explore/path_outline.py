@@ -21,6 +21,7 @@ from torch import nn
 from anyformer.config import Side
 from anyformer.explore.trace import Trace, last_side, output_kind
 from anyformer.inspection.attention_maps import Kind
+from anyformer.inspection.frozen import FROZEN_HEADS
 from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock, Sublayer
@@ -52,6 +53,8 @@ def path(trace: Trace) -> dict[str, Any]:
 def _follow(trace: Trace) -> list[str]:
     """Return the stages of `follow.py`, from an output back to dimensions."""
     head, side = trace.run.model.head, last_side(trace.run)
+    if not isinstance(head, FROZEN_HEADS):
+        return []
     pooled = isinstance(head, PooledHead) and head.how in ("mean", "max") and len(trace.reading.tokens[side]) > 1
     attends = any(kind != "encoder" or side == "encoder" for kind in trace.attentions)
     levels = ["positions"] * pooled + ["parts", "tokens"] + ["dimensions", "check"] * attends

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anyformer.config import ConfigError, Fault
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.heads import (
     Dense,
@@ -24,6 +25,8 @@ from anyformer.nn.heads import (
 )
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
+
+FROZEN_HEADS = VocabularyHead | TokenHead | SpanHead | PooledHead | HiddenHead
 
 
 class FrozenNorm(NamedTuple):
@@ -64,7 +67,11 @@ def freeze_norm(norm: nn.Module, z: Tensor) -> FrozenNorm | None:
             gain = norm.weight.double() * torch.where(z == 0, alpha, torch.tanh(alpha * z) / z)
             return FrozenNorm(gain, norm.bias.double(), centred=False)
         case _:
-            raise TypeError(f"no frozen form of {type(norm).__name__}")
+            raise _unknown(norm)
+
+
+def _unknown(module: nn.Module) -> ConfigError:
+    return ConfigError([Fault("run", f"its outputs are no sums of terms: {type(module).__name__} has no frozen form")])
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:
@@ -111,7 +118,7 @@ def freeze_head(model: Transformer, hidden: Tensor, index: int, at: int) -> Dire
             u[0, index] = 1
             return Direction([at], u, 0.0)
         case _:
-            raise TypeError(f"no frozen form of {type(head).__name__}")
+            raise _unknown(head)
 
 
 def _freeze_pooled(head: PooledHead, x: Tensor, index: int) -> Direction:
@@ -178,7 +185,7 @@ def _transformed(transform: nn.Module, x: Tensor) -> Tensor:
             norm = freeze_norm(transform.norm, a[None])
             return a if norm is None else (norm.gain * (a - a.mean() * norm.centred) + norm.shift)[0]
         case _:
-            raise TypeError(f"no frozen form of {type(transform).__name__}")
+            raise _unknown(transform)
 
 
 def _dense(transform: Dense, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,4 +213,4 @@ def _pull_transform(transform: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor,
             constant += float(u @ bias_of(transform.linear, u))
             return u @ transform.linear.weight.double(), constant
         case _:
-            raise TypeError(f"no frozen form of {type(transform).__name__}")
+            raise _unknown(transform)

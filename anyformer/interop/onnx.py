@@ -25,16 +25,15 @@ from torch import Tensor, nn
 from anyformer.attention.layout import Layout
 from anyformer.config import (
     Audio,
-    ByteSpelling,
     ConfigError,
     Fault,
     Features,
+    IdInput,
     Input,
     ModelConfig,
     Patches,
     Recurrent,
     StateMixer,
-    Tokens,
 )
 from anyformer.config.spec import visible
 from anyformer.conventions import PADDING
@@ -122,14 +121,13 @@ def _read(spec: Input, side: str = "") -> list[GraphInput]:
     """Return the graph inputs of one side; in an encoder-decoder, names and length have the side as prefix."""
     sizes, before = ("batch", f"{side}_length" if side else "length"), f"{side}_" if side else ""
     mask = GraphInput(f"{before}mask", sizes, 2)
+    if spec.stream is not None:
+        raise ConfigError([Fault("media", "ONNX export reads tokens only: this model also reads other segments")])
     match spec:
-        case Tokens(media=media) if media is not None:
-            raise ConfigError([Fault("media", "ONNX export reads tokens only: this model also reads other segments")])
-        case Tokens():
-            types = [GraphInput(f"{before}types", sizes, spec.types)] if spec.types else []
-            words, spelled = spec.spelling, list[GraphInput]()
-            if isinstance(words, ByteSpelling):
-                spelled = [GraphInput("spelled", (*sizes, words.longest), 257)]
+        case IdInput():
+            types = [GraphInput(f"{before}types", sizes, spec.token_types)] if spec.token_types else []
+            longest = spec.spelled_bytes
+            spelled = [] if longest is None else [GraphInput("spelled", (*sizes, longest), 257)]
             return [GraphInput(side or "ids", sizes, spec.rows), mask, *types, *spelled]
         case Patches():
             return [GraphInput(side or "images", ("batch", *spec.shape), 0)]

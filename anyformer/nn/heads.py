@@ -30,6 +30,10 @@ class LossTarget(NamedTuple):
     smoothing: float = 0.0
     at: Tensor | None = None
 
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Return the vectors of x [b, t, d] that have a label, [b, t, d] or [1, n, d]."""
+        return x if self.at is None else x.flatten(0, 1)[None, self.at]
+
 
 class Dense(nn.Module):
     """norm(act(x W + b))."""
@@ -98,7 +102,7 @@ class VocabularyHead(nn.Module):
 
     def loss(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
         """Return the cross-entropy summed over the labels that are not ignored."""
-        x = self._hidden(x if target.at is None else x.flatten(0, 1)[None, target.at])
+        x = self._hidden(target.rows_of(x))
         if self.format is None and self.cap is None and can_fuse_loss(x):
             labels = target.labels.flatten()
             return fused_head_loss(x.flatten(0, 1), self._weight(table), self.bias, labels, target.smoothing)

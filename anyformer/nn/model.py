@@ -13,6 +13,7 @@ from anyformer.cache.segment_memory import MemoryUpdate, Past
 from anyformer.config import Input, ModelConfig, Side, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
 from anyformer.config.cost import Sizes
+from anyformer.kernels.cross_entropy import token_loss
 from anyformer.kernels.runtime import Runtime
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
@@ -236,6 +237,9 @@ class Transformer(nn.Module):
             return self.head(hidden, layout, table)
         if isinstance(self.head, VocabularyHead):
             return self.head.training_loss(hidden, table, loss_target, layout)
+        if self.config.head.predicts_tokens:
+            logits = self.head(loss_target.rows_of(hidden), layout, table)
+            return token_loss(logits, loss_target.labels, loss_target.smoothing)
         raise ValueError("`loss_target` needs a head over the vocabulary (`lm` or `masked_lm`): this model has another")
 
     def new_cache(self, batch: int, slots: int, *, kind: CacheKind = "auto", slack: int = 0) -> Cache:

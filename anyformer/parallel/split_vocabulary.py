@@ -31,7 +31,7 @@ class SplitVocabularyHead(VocabularyHead):
     vocab: int
 
     def loss(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
-        x = self._hidden(x if target.at is None else x.flatten(0, 1)[None, target.at])
+        x = self._hidden(target.rows_of(x))
         logits, labels = self._own_logits(x, table).flatten(0, 1).float(), target.labels.flatten()
         return split_token_loss(logits, labels, target.smoothing, self.vocab, self.mesh)
 

@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 
 from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.config.part import Part, families, kind_of
+from anyformer.config.spec import alternatives
 from anyformer.testing import laws, reading
 from anyformer.testing.split import shared_by_two
 from anyformer.testing.subject import AROUND, Subject, subjects
@@ -25,6 +26,7 @@ BLOCK_LAWS: dict[str, Law] = {
     "training": laws.trains,
     "repeats": laws.repeats,
     "inputs": laws.inputs_are_left_alone,
+    "output": laws.output_is_as_said,
     "rows": reading.rows_are_apart,
     "causal": reading.is_causal,
     "padding": reading.padding_is_ignored,
@@ -34,9 +36,11 @@ BLOCK_LAWS: dict[str, Law] = {
     "segments": reading.segment_memory_is_whole,
     COMPILE: reading.is_compiled,
 }
+OF_SEQUENCES = ("causal", "padding", "packing", "cache", "generation", "segments")
 SPLIT = "tensor"  # of all parts at once, as two processes have to start
 LAWS: dict[type[Part], dict[str, Law]] = dict.fromkeys(AROUND, BLOCK_LAWS)
-LARGE, FEW = 32, ("heads", "groups", "top_k", "count")  # values of integers without a default: 32, and 2 for these
+LARGE = 32  # value of integers without a default
+FEW = ("heads", "groups", "top_k", "count", "labels")  # those that are 2
 
 
 class Result(NamedTuple):
@@ -113,7 +117,8 @@ def _result(name: str, law: Law, made: list[Subject]) -> Result:
     remarks = list[str | None]()
     for subject in made:
         try:
-            remarks.append(law(subject))
+            is_for = subject.is_sequence or name not in OF_SEQUENCES
+            remarks.append(law(subject) if is_for else "it gives nothing for each of some tokens")
         except AssertionError as error:
             return Result(name, False, str(error) or "an assertion fails")
         except Exception as error:  # whatever the code of the user raises
@@ -130,6 +135,7 @@ def example(part: type[Part], given: dict[str, Any] | None = None) -> Part:
 
 
 def _small(name: str, field: FieldInfo) -> Any:
-    if field.annotation is int:
+    types = alternatives(field.annotation)
+    if int in types:
         return 2 if name.endswith(FEW) else LARGE
-    return 0.5 if field.annotation is float else None
+    return 0.5 if float in types else None

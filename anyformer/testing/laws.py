@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import Activation, ConfigError, FeedForward, Mixer, io
@@ -16,9 +17,10 @@ from anyformer.config.part import Part
 from anyformer.inspection.cache_growth import cache_growth
 from anyformer.inspection.count import count
 from anyformer.nn.context import Tap
+from anyformer.nn.heads import LossTarget
 from anyformer.nn.init import allocate, initialise
 from anyformer.nn.model import Transformer
-from anyformer.testing.subject import LENGTH, ROWS, Subject, built, close, random_ids
+from anyformer.testing.subject import LENGTH, ROWS, Subject, built, close, random_inputs
 
 STEPS = (1e-6, 1e-4)  # of finite differences; one of them is enough, as the other may cross a kink
 
@@ -105,7 +107,7 @@ def weights_are_saved(subject: Subject) -> None:
 
 def is_counted(subject: Subject) -> None:
     """`cost`, `matrices` and `stores` are those of the built model: parameters, FLOPs, cache, linear layers."""
-    counted = count(subject.config, LENGTH, batch=ROWS, bytes_per_value=8)
+    counted = count(subject.config, subject.config.last_input.length or LENGTH, batch=ROWS, bytes_per_value=8)
     own = sum(p.numel() for p in subject.model.parameters())
     assert counted.parameters == own, f"it counts {counted.parameters} parameters of {own}"
     if isinstance(subject.part, Mixer | FeedForward):
@@ -191,11 +193,29 @@ def trains(subject: Subject) -> None:
 def repeats(subject: Subject) -> None:
     """The same input gives the same output, whatever was read before."""
     with torch.no_grad():
-        subject.model(random_ids(5, 2, 4))
+        subject.model(random_inputs(subject.config, 5, 2, 4))
         again = subject.model(subject.ids)
         assert torch.equal(again, subject.out), "the same input gives another output the second time"
         copied = subject.model(subject.ids, taps=Tap(lambda name, x: x.clone()))
         close(copied, subject.out, "a tap that changes nothing changes the output")
+
+
+def output_is_as_said(subject: Subject) -> None:
+    """The output has the values that the head says, for each token or row; a loss over tokens is the cross-entropy."""
+    head, out, ids = subject.config.head, subject.out, subject.ids
+    module = subject.model.target or subject.model.source
+    assert module is not None
+    each = module.measure(ids)[: 1 if head.per_row else 2]
+    said = head.values(subject.config.width, subject.config.vocab)
+    assert out.shape[: len(each)] == each, f"the output is {list(out.shape)}, and not of {each} rows or tokens"
+    assert out[(0,) * len(each)].numel() == said, f"the output is {list(out.shape)}, and `values` are {said}"
+    if head.predicts_tokens:
+        at = torch.tensor([2, 5, 7])
+        for target in (LossTarget(ids), LossTarget(ids.flatten()[None, at], at=at)):
+            loss = subject.model(ids, loss_target=target)
+            logits = target.rows_of(out).flatten(0, 1).float()
+            expected = F.cross_entropy(logits, target.labels.flatten(), reduction="sum")
+            close(loss.detach(), expected, "the loss is not the cross-entropy of the logits")
 
 
 def inputs_are_left_alone(subject: Subject) -> str | None:

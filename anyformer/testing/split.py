@@ -23,7 +23,7 @@ from anyformer.conventions import Note
 from anyformer.nn.model import Transformer
 from anyformer.parallel.tensor import in_model_order, split_model, sum_whole_gradients
 from anyformer.recipe.model_split import tensor_faults
-from anyformer.testing.subject import close, random_ids
+from anyformer.testing.subject import close, random_inputs
 
 CONFIGS, RESULTS, TIMEOUT = "configs.json", "results-{}.json", 600  # seconds
 Outcome = tuple[bool | None, str]
@@ -84,7 +84,7 @@ def _compare(config: ModelConfig, mesh: DeviceMesh) -> bool:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", Note)
         split_model(both, mesh)
-    ids, gradients = random_ids(0), list[dict[str, Tensor]]()
+    ids, gradients = random_inputs(config, 0), list[dict[str, Tensor]]()
     outs = [model(ids) for model in (one, both)]
     for model, out in zip((one, both), outs, strict=True):
         out.square().sum().backward()

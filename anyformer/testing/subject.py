@@ -13,6 +13,9 @@ from anyformer.config import (
     Activation,
     ConfigError,
     FeedForward,
+    Head,
+    IdInput,
+    Input,
     Mixer,
     ModelConfig,
     Norm,
@@ -21,6 +24,7 @@ from anyformer.config import (
     Router,
     Side,
     Stack,
+    Tokens,
     io,
 )
 from anyformer.config.part import Part
@@ -31,7 +35,7 @@ from anyformer.nn.model import Transformer
 VOCAB, WIDTH, LENGTH, ROWS = 12, 8, 9, 3
 
 Around = Callable[[Part], dict[str, Any]]
-"""Returns the parts of a block, and the position scheme of its stack, with a part in them."""
+"""Returns the parts of a block, the position scheme of its stack, the input and the head, with a part in them."""
 
 AROUND: dict[type[Part], Around] = {
     Position: lambda part: {"position": part},
@@ -41,6 +45,8 @@ AROUND: dict[type[Part], Around] = {
     FeedForward: lambda part: {"feedforward": part},
     Router: lambda part: {"feedforward": {"kind": "experts", "count": 4, "top_k": 2, "router": part}},
     Mixer: lambda part: {"mixer": part},
+    Input: lambda part: {"input": part} if isinstance(part, IdInput) else {"input": part, "head": "none"},
+    Head: lambda part: {"head": part},
 }
 
 
@@ -74,11 +80,17 @@ class Subject:
 
     @property
     def generates(self) -> bool:
-        return self.side == "decoder" and self.reads_back
+        return self.config.generates and self.reads_back
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it gives something for each of its token ids."""
+        return isinstance(self.config.last_input, IdInput) and not self.config.head.per_row
 
     @cached_property
     def ids(self) -> Tensor:
-        return random_ids(0)
+        """What the model reads: token ids, mostly."""
+        return random_inputs(self.config, 0)
 
     @cached_property
     def out(self) -> Tensor:
@@ -94,6 +106,8 @@ class Subject:
                 yield from (module.norm_in, module.norm_branch, module.norm_sum)
             elif isinstance(self.part, Router) and isinstance(module, Mixture):
                 yield module.router
+        if isinstance(self.part, Head):
+            yield model.head
         if isinstance(self.part, Mixer | FeedForward):
             name = "mixer" if isinstance(self.part, Mixer) else "feedforward"
             blocks = model.get_submodule(self.side).get_submodule("blocks").children()
@@ -122,14 +136,25 @@ def random_ids(seed: int, rows: int = ROWS, length: int = LENGTH) -> Tensor:
     return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def random_inputs(config: ModelConfig, seed: int, rows: int = ROWS, length: int = LENGTH) -> Tensor:
+    """Return ids, or other values that a model reads."""
+    if isinstance(config.last_input, IdInput):
+        return random_ids(seed, rows, length)
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(config.last_input.reads(rows, length), generator=chance, dtype=torch.double)
+
+
 def model_with(side: Side = "decoder", **parts: Any) -> ModelConfig:
-    """Return a model of two blocks with these parts of a block, and `position`: of attention, if no mixer is given."""
-    position = parts.pop("position", "none")
+    """Return a model of two blocks with these parts of a block: of attention, if no mixer is given.
+
+    `position`, `input` and `head` are those of the model.
+    """
+    name, head = {"decoder": ("target", "lm"), "encoder": ("source", "masked_lm")}[side]
+    position, head, read = (parts.pop(*one) for one in (("position", "none"), ("head", head), ("input", Tokens())))
+    read = read.model_copy(update={"vocab": VOCAB}) if isinstance(read, IdInput) else read
     block = {"mixer": {"heads": 2}, "norm": "rms", **parts}
     stack = {"depth": 2, "blocks": block, "position": position, "final_norm": "rms"}
-    ends = {"decoder": ("target", "lm"), "encoder": ("source", "masked_lm")}[side]
-    tokens = {"kind": "tokens", "vocab": VOCAB}
-    return io.build(ModelConfig, {"width": WIDTH, ends[0]: tokens, side: stack, "head": ends[1]})
+    return io.build(ModelConfig, {"width": WIDTH, name: read, side: stack, "head": head})
 
 
 def subjects(part: Part, around: dict[str, Any]) -> list[Subject]:

@@ -12,7 +12,7 @@ from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, SampledAnswers, to_device
 from anyformer.kernels.private import allow_dynamic_size
 from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
-from anyformer.nn.heads import LossTarget, VocabularyHead
+from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
 from anyformer.parallel.context import ContextGroup
@@ -53,11 +53,12 @@ class Objective(nn.Module):
         substitute(model, "training")
         self.model, self.smoothing, self.recompute = model, smoothing, recompute
         self.reduce, self.context = reduce, context
-        in_head = isinstance(task, TokenTask) and isinstance(model.head, VocabularyHead)  # the head has the loss
+        in_head = isinstance(task, TokenTask) and model.config.head.predicts_tokens  # the head has the loss
         self.policy_loss = task.policy_loss if isinstance(task, RewardedAnswers) else None
         self.fused = in_head and frozen_loss is None and self.policy_loss is None
-        has_crf = getattr(model.head, "transitions", None) is not None
-        self.dense = self.fused or (frozen_loss is None and not has_crf and getattr(task, "dense_loss", False))
+        self.dense = self.fused or (
+            frozen_loss is None and not model.config.head.joint and getattr(task, "dense_loss", False)
+        )
         # other losses may loop over words or pairs, or read values of the device
         self.loss = task.loss if self.dense else torch.compiler.disable(task.loss)
         self.frozen_loss = frozen_loss if frozen_loss is None or in_head else torch.compiler.disable(frozen_loss)

@@ -10,7 +10,7 @@ from anyformer.attention.layout import sees
 from anyformer.config import Activation, Causal, FeedForward, Full, Norm, Position, Size
 from anyformer.config.cost import Cost, Matrix, Sizes, linear
 from anyformer.nn.linear import Linear
-from tests.extension.my_parts import Mean, Strided
+from tests.extension.my_parts import Digits, DigitsModule, Mean, Softmaxes, Strided
 
 CAUSAL, FULL = Causal(), Full()
 LAW = {}
@@ -380,3 +380,37 @@ class ForgetsSegments(MeanOf):
         if ctx.memory is not None:
             return x, sees(CAUSAL, ctx.layout, ctx.layout).to(x.dtype)
         return MeanOf.read(x, ctx)
+
+
+# -- inputs and heads -------------------------------------------------------------------------------------------------
+
+
+@broken("output")
+class MoreValues(Softmaxes):
+    kind: Literal["more_values"] = "more_values"
+
+    def values(self, width, vocab):
+        return vocab + 1
+
+
+@broken("causal")
+class ReadsNextId(Digits):
+    kind: Literal["reads_next_id"] = "reads_next_id"
+
+    def build(self, width, own_table=True):
+        return ReadsNextIdModule(self, width)
+
+
+class ReadsNextIdModule(DigitsModule):
+    def vectors(self, ids):
+        return super().vectors(ids.roll(-1, dims=1))
+
+
+@broken("meta")
+class UninitialisedHead(Softmaxes):
+    kind: Literal["uninitialised_head"] = "uninitialised_head"
+
+    def build(self, width, read, tied):
+        module = super().build(width, read, tied)
+        module.scale = nn.Parameter(torch.empty(read.rows))
+        return module

@@ -1,4 +1,4 @@
-"""Parts as a user writes them, one of each family within a block."""
+"""Parts as a user writes them, one of each family."""
 
 from typing import Literal
 
@@ -11,6 +11,8 @@ from anyformer.config import (
     Attention,
     Causal,
     FeedForward,
+    Head,
+    IdInput,
     Mixer,
     Norm,
     Pattern,
@@ -19,6 +21,7 @@ from anyformer.config import (
     Size,
 )
 from anyformer.config.cost import Cost, Matrix, Sizes, linear, linear_costs
+from anyformer.nn.inputs import InputModule, embedding
 
 CAUSAL = Causal()  # a constant: torch.compile cannot trace the construction of a spec
 
@@ -195,3 +198,59 @@ class Wide(Plain):
 
     def hidden(self, width):
         return self.width or 8 * width
+
+
+class Digits(IdInput):
+    """The sum of a vector from each of a few small tables, chosen by the digits of the id in base `size`."""
+
+    kind: Literal["digits"] = "digits"
+    tables: Size = 2  # number of tables
+    size: Size = 8  # rows of a table
+
+    def build(self, width, own_table=True):
+        return DigitsModule(self, width)
+
+    def cost(self, width, b, t, own_table=True):
+        return Cost(self.tables * self.size * width)
+
+
+class DigitsModule(InputModule):
+    def __init__(self, spec, width):
+        super().__init__(width, vocab=spec.rows)
+        self.tables = nn.ModuleList(embedding(spec.size, width) for _ in range(spec.tables))
+
+    def vectors(self, ids):
+        size = self.tables[0].num_embeddings
+        return sum(table(ids // size**i % size) for i, table in enumerate(self.tables))
+
+
+class Softmaxes(Head):
+    """The log of a mixture of softmaxes over the vocabulary (Yang et al. 2018)."""
+
+    kind: Literal["softmaxes"] = "softmaxes"
+    count: Size = 2  # number of softmaxes
+    output = "lm"  # logits of the next token
+
+    def build(self, width, read, tied):
+        return SoftmaxesModule(self.count, width, read.rows)
+
+    def cost(self, width, read, b, t, tied):
+        rows, k, v = b * t, self.count, read.rows
+        layers = (linear(width, k, rows, False), linear(width, k * width, rows, False))
+        return sum(layers, linear(width, v, k * rows, False)) + Cost(saved=rows * k * (v + width))
+
+    def values(self, width, vocab):
+        return vocab
+
+
+class SoftmaxesModule(nn.Module):
+    def __init__(self, count, width, vocab):
+        super().__init__()
+        self.count = count
+        self.weigh = nn.Linear(width, count, bias=False)
+        self.split = nn.Linear(width, count * width, bias=False)
+        self.out = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, hidden, layout, table):
+        each = self.out(self.split(hidden).tanh().unflatten(-1, (self.count, -1))).log_softmax(-1)  # [b, t, k, v]
+        return (self.weigh(hidden).log_softmax(-1)[..., None] + each).logsumexp(-2)

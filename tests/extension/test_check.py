@@ -50,7 +50,20 @@ def test_the_parts_of_a_file_are_checked() -> None:
     done = check(FILE, "--json")
     assert done.exit_code == 0, done.output
     found = {part["kind"]: part["laws"] for part in json.loads(done.output)}
-    assert {"logarithm", "strided", "scale", "mish", "bottleneck", "double", "mean", "average", "wide"} == found.keys()
+    own = {
+        "logarithm",
+        "strided",
+        "scale",
+        "mish",
+        "bottleneck",
+        "double",
+        "mean",
+        "average",
+        "wide",
+        "digits",
+        "softmaxes",
+    }
+    assert found.keys() == own
     assert all(set(laws) == set(known_laws()) for laws in found.values())
     assert found["mean"][SPLIT] == {"holds": True, "remark": "each process computes all of it"}
     assert found["logarithm"]["inputs"]["holds"] is None

@@ -5,15 +5,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import torch
 
 import anyformer as af
 from anyformer.config import ConfigError, ModelConfig, Norm, import_file, io
 from anyformer.config.cost import Cost
+from anyformer.explore.open_runs import OpenRun, Workspace
+from anyformer.interop.gguf_export import to_gguf
+from anyformer.interop.hf_folder import to_hf
 from anyformer.recipes.from_run import config_of_run
+from anyformer.serve.request import Generation
 from anyformer.testing.subject import model_with
+from tests import loop
+from tests.serve.test_engine import answer
+from tests.training.small import assert_same_run, pairs, run as train, stop_at
 
 FILE = Path(__file__).with_name("my_parts.py")
 DECODER = "decoder.blocks.0"
@@ -22,6 +30,8 @@ CHANGES = [
     f"{DECODER}.mixer={{kind='double', heads=2}}",
     f"{DECODER}.norm=scale",
     f"{DECODER}.feedforward={{kind='bottleneck', rank=3}}",
+    "target=digits",
+    "head=softmaxes",
 ]
 
 
@@ -37,11 +47,31 @@ def anyformer(*args: object, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=own)
 
 
+def test_a_table_that_is_not_there_cannot_be_tied() -> None:
+    for change, why in (
+        ({"input": {"kind": "digits", "vocab": 9}}, "an input of kind 'digits' has no table to tie"),
+        ({"head": {"kind": "softmaxes"}}, "a head of kind 'softmaxes' has no vocabulary to tie"),
+    ):
+        config = model_with(**change).model_dump()
+        with pytest.raises(ConfigError, match=f"tie = 'output': {why}"):
+            io.build(ModelConfig, config | {"tie": "output"})
+
+
+def test_a_run_with_them_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    recipe = pairs("decoder", steps=6, save_every=2)
+    own = model_with(input={"kind": "digits"}, head="softmaxes")
+    change = {"target": own.target, "head": own.head}
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=change)})
+    train(recipe, tmp_path / "whole")
+    assert stop_at(recipe, tmp_path / "stopped", 3)
+    train(recipe, tmp_path / "stopped", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
 def test_the_schema_knows_parts_from_outside() -> None:
     schema = json.dumps(io.schema(ModelConfig))
-    assert all(
-        f'"{kind}"' in schema for kind in ("logarithm", "strided", "scale", "mish", "bottleneck", "double", "mean")
-    )
+    own = "logarithm", "strided", "scale", "mish", "bottleneck", "double", "mean", "digits", "softmaxes"
+    assert [kind for kind in own if f'"{kind}"' not in schema] == []
     assert "width of the hidden layer" in schema  # the comment beside the field
 
 
@@ -119,12 +149,45 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.system
 def test_a_run_with_them_is_used_like_any_other(run: Path, tmp_path: Path) -> None:
     recorded = json.loads((run / "parts.json").read_text())
-    assert {"Position logarithm", "Mixer double", "Norm scale", "FeedForward bottleneck"} <= recorded.keys()
+    assert {"Position logarithm", "Mixer double", "Norm scale", "Input digits", "Head softmaxes"} <= recorded.keys()
     assert (run / FILE.name).read_bytes() == FILE.read_bytes()
     (tmp_path / "in.txt").write_text("n1 n3 n2\n" * 3)
     for verb in (["count", run], ["evaluate", run], ["predict", run, tmp_path / "in.txt"], ["config", "show", run]):
         done = anyformer("--import", FILE, *verb)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_page_shows_a_run_with_them(run: Path) -> None:
+    loaded = af.load(run)
+    workspace = Workspace({"run": OpenRun("run", loaded, run)})
+
+    def shown(view: str, **fields: object) -> dict[str, Any]:
+        return workspace.answer(view, {"run": "run", "text": "n3 n1 n2", **fields})
+
+    block, path = shown("block"), shown("path")
+    assert block["input"]["decoder"]["details"] == {"vocab": loaded.config.vocab, "tables": 2, "size": 8}
+    for stage in (*path["sides"][0]["begin"], *path["sides"][0]["end"], *path["head"]):
+        shown("stage", stage=stage)
+    assert shown("stage", stage="head.logits")["formula"] == ["y = softmaxes(h)"]
+    assert path["follow"] == []
+    with pytest.raises(ConfigError, match="SoftmaxesModule has no frozen form"):
+        shown("follow", level="parts")
+    for view in ("next", "lens", "salience", "cache", "effects"):
+        shown(view)
+
+
+def test_they_are_served_and_refused_by_name_where_no_format_has_them(run: Path, tmp_path: Path) -> None:
+    loaded, ids = af.load(run), (3, 4, 5)
+
+    async def served():
+        async with af.Engine(loaded.model) as engine:
+            return await answer(engine, Generation(ids, 5))
+
+    tokens, _ = loop.run(served())
+    assert tokens == af.generate(loaded.model, torch.tensor([ids]), max_new_tokens=5)[0, 3:].tolist()
+    for export in (to_hf, to_gguf):
+        with pytest.raises(ConfigError, match="softmaxes"):
+            export(loaded, tmp_path / "out")
 
 
 @pytest.mark.system
