@@ -36,6 +36,7 @@ MODULES = {  # headings, in the order of the pages
     "task": "Other tasks",
     "bins": "Numbers as tokens",
     "sources": "Data sources",
+    "table": "Tables as sources",
     "synthetic": "Synthetic sources",
     "augment": "Augmentation",
     "tokenizer": "Tokenizers",

@@ -11,9 +11,9 @@ import math
 import random
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from anyformer.config.spec import (
     ConfigError,
@@ -46,8 +46,11 @@ def to_data(spec: Spec) -> dict[str, Any]:
 
 
 def build(cls: type[S], data: Any) -> S:
-    """Return the spec of some data. Raise a `ConfigError` with all its faults."""
+    """Return the spec of some data, of a family the part that they name. Raise a `ConfigError` with all its faults."""
     try:
+        if cls.choices() != [cls]:
+            part: S = TypeAdapter(Annotated[cls, "a family"]).validate_python(data)
+            return part
         return cls.model_validate(data)
     except ValidationError as error:
         if finds_more(error):

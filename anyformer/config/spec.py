@@ -228,7 +228,10 @@ def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
         case "union_tag_invalid":
             tags = [tag.strip(" '") for tag in ctx["expected_tags"].split(",")]
             what = f"unknown kind; {did_you_mean(str(ctx['tag']), tags)}"
-            return Fault(f"{path}.kind", f"= {_show(ctx['tag'])}: {what}")
+            among = members(place.field.annotation if place.field else place.parent)
+            if not close_to(str(ctx["tag"]), tags) and any(hasattr(member, "is_family") for member in among):
+                what += "; or give a file with one of your own by --import FILE"
+            return Fault(f"{path}.kind".removeprefix("."), f"= {_show(ctx['tag'])}: {what}")
         case "union_tag_not_found":
             what = "must name its kind: a table with `kind = ...`, or just the kind as a string"
             return Fault(path, f"= {_show(value)}: {what}")
@@ -349,7 +352,7 @@ class ErrorLocation(NamedTuple):
 def locate(spec: type, loc: tuple[str | int, ...]) -> ErrorLocation:
     """Return the location of an error from pydantic's `loc`, without the tags by which it enters unions."""
     place = ErrorLocation((), spec, [spec], None)
-    among = here = [spec]  # what the current position may be, before and after reading its tag
+    among = here = members(spec)  # what the current position may be, before and after reading its tag
     for step in loc:
         tags = kinds(here)
         if len(tags) > 1 and step in tags:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.config import ConfigError, ModelConfig, Norm, import_file, io
+from anyformer.config import Alibi, ConfigError, ModelConfig, Norm, Position, import_file, io
 from anyformer.config.cost import Cost
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.interop.gguf_export import to_gguf
@@ -87,6 +87,15 @@ def test_faults_name_parts_from_outside() -> None:
         model_with(position="logaritm")
     with pytest.raises(ConfigError, match=r"blocks\.0\.feedforward\.rank = 0: must be at least 1"):
         model_with(feedforward={"kind": "bottleneck", "rank": 0})
+
+
+def test_a_family_is_built_by_the_kind_of_a_part() -> None:
+    assert io.build(Position, "logarithm").kind == "logarithm"
+    assert io.build(Position, {"kind": "alibi", "factor": 2.0}) == Alibi(factor=2.0)
+    with pytest.raises(ConfigError, match=r"^factor = -1: must be greater than 0$"):
+        io.build(Position, {"kind": "alibi", "factor": -1})
+    with pytest.raises(ConfigError, match=r"unknown kind; known here: alibi, .*; or give a file .* by --import FILE$"):
+        io.build(Position, "kerple")
 
 
 class Double(Norm):
