@@ -1,7 +1,6 @@
 """Stack of blocks: the encoder or the decoder, with its position schemes and final norm."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import torch
@@ -37,7 +36,6 @@ from anyformer.nn.pooling import Funnel
 
 HERE = Runtime("cpu", torch.float32, training=False)
 DEFAULT_OPTIONS = PassOptions()
-NO_SINKS: Mapping[int, StateSink] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
@@ -223,7 +221,7 @@ class BlockStack(nn.Module):
         encoded: Encoded | None,
         cache: AnyCache | None,
         memory: MemoryUpdate | None,
-        state_sinks: Mapping[int, StateSink],
+        state_sinks: Mapping[int, StateSink] | None,
     ) -> list[Context]:
         """Return what each layer reads besides its input; layers of one plan share masks and positions."""
         layout, site, made = layouts[0], Runtime.of(x, self.training), []
@@ -231,7 +229,7 @@ class BlockStack(nn.Module):
         keys = keys if layout.whole is None else layout.whole.layout
         steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
         relations = self.relations(layouts, steps, cache is not None, site, options)
-        crossings, initial = [], {}
+        crossings, initial, sinks = [], {}, state_sinks or {}
         if encoded is not None:
             found = self.crossings(layout, encoded.layout, site, options)
             crossings, initial = [Crossing(relation, encoded.hidden) for relation in found], encoded.initial_states
@@ -245,7 +243,7 @@ class BlockStack(nn.Module):
                 cross=None if across is None or encoded is None else crossings[across],
                 cache=None if cache is None or write_at is None else CacheWriter(cache.layers[i], write_at),
                 memory=None if memory is None else LayerMemory(memory.past.layers[i]),
-                recurrent=RecurrentOptions(initial.get(i), state_sinks.get(i), options.backend),
+                recurrent=RecurrentOptions(initial.get(i), sinks.get(i), options.backend),
                 taps=None if options.taps is None else options.taps.scoped(str(i)),
                 aux=options.aux,
             )
@@ -261,7 +259,7 @@ class BlockStack(nn.Module):
         encoded: Encoded | None = None,
         cache: AnyCache | None = None,
         memory: MemoryUpdate | None = None,
-        state_sinks: Mapping[int, StateSink] = NO_SINKS,
+        state_sinks: Mapping[int, StateSink] | None = None,
     ) -> Tensor:
         """[b, t, d] to [b, t, d]; `state_sinks` receive the states of recurrent layers, by layer."""
         funnel, skipped = Funnel(self.pooling, layout, x.shape[0]), Skipped(x, [])
@@ -284,7 +282,7 @@ class BlockStack(nn.Module):
                 x = ctx.taps("out", x)
             if self.skips is not None:
                 skipped.outputs.append(x)
-        x = funnel.to(0, x)
+        x = x if self.pooling is None else funnel.to(0, x)
         x = self.dropout(normed(self.final_norm, x, layout, options.aux))
         return x if options.taps is None else options.taps("final", x)
 
