@@ -12,7 +12,7 @@ The names below are loaded when first used: importing `anyformer` costs no torch
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anyformer import config as config, presets as presets, testing as testing
+    from anyformer import config as config, presets as presets, recipe as recipe, testing as testing
     from anyformer.config.model import ModelConfig as ModelConfig
     from anyformer.config.part import register as register
     from anyformer.config.spec import ConfigError as ConfigError
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from anyformer.inspection.memory import training_memory as training_memory
     from anyformer.interop.hf_folder import from_hf as from_hf, to_hf as to_hf
     from anyformer.nn.model import Transformer as Transformer
-    from anyformer.run import load as load
+    from anyformer.run import Run as Run, load as load
     from anyformer.run_inspection import attention_maps as attention_maps
     from anyformer.serve.engine import Engine as Engine
-    from anyformer.training.train import train as train
+    from anyformer.training.train import evaluate as evaluate, train as train
     from anyformer.transforms.quantise import quantise as quantise
 
 __version__ = "0.1.0"
@@ -37,15 +37,18 @@ _HOMES = {
     "Engine": "anyformer.serve.engine",
     "ModelConfig": "anyformer.config.model",
     "Reuse": "anyformer.decoding.prefix_cache",
+    "Run": "anyformer.run",
     "Transformer": "anyformer.nn.model",
     "attention_maps": "anyformer.run_inspection",
     "config": "anyformer.config",
     "count": "anyformer.inspection.count",
+    "evaluate": "anyformer.training.train",
     "from_hf": "anyformer.interop.hf_folder",
     "generate": "anyformer.decoding.generate",
     "load": "anyformer.run",
     "presets": "anyformer.presets",
     "quantise": "anyformer.transforms.quantise",
+    "recipe": "anyformer.recipe",
     "register": "anyformer.config.part",
     "show": "anyformer.explore.show",
     "testing": "anyformer.testing",
@@ -59,16 +62,19 @@ __all__ = [
     "Engine",
     "ModelConfig",
     "Reuse",
+    "Run",
     "Transformer",
     "__version__",
     "attention_maps",
     "config",
     "count",
+    "evaluate",
     "from_hf",
     "generate",
     "load",
     "presets",
     "quantise",
+    "recipe",
     "register",
     "show",
     "testing",

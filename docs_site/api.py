@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,6 @@ HOMES = {
     "anyformer.testing": "../extending.md",
 }
 RETURNED = {
-    "anyformer.run": ["Run"],
     "anyformer.inspection.count": ["Table"],
     "anyformer.inspection.memory": ["Memory"],
 }
@@ -62,15 +62,24 @@ def path(module: str) -> Path:
 
 
 def imported_modules() -> list[str]:
-    """Return the modules from which code on pages imports. Packages have pages of their own."""
+    """Return the modules from which code on pages imports, and those that define what it imports from packages."""
     found = set[str]()
     for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
         for body in CODE.findall(page.read_text(encoding="utf-8")):
             for node in ast.walk(ast.parse(textwrap.dedent(body))):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anyformer"):
-                    inner = [f"{node.module}.{alias.name}" for alias in node.names]
-                    found.update(name if path(name).exists() else node.module or "" for name in inner)
+                    found.update(_home(node.module or "", alias.name) for alias in node.names)
     return sorted(module for module in found if path(module).name != "__init__.py")
+
+
+def _home(module: str, name: str) -> str:
+    """Return the module that defines a name. Specs that a recipe may hold have pages of their own."""
+    if path(f"{module}.{name}").exists():
+        return f"{module}.{name}"
+    if path(module).name != "__init__.py" or name in SPECS:
+        return module
+    home = getattr(getattr(import_module(module), name), "__module__", "")  # of an annotated int: builtins
+    return home if home.startswith("anyformer.") else module
 
 
 def _names(body: list[ast.stmt]) -> Iterator[Name]:
@@ -141,6 +150,9 @@ def _top() -> str:
         home = _HOMES.get(name, "")
         if home in HOMES:
             parts += [f"## {name}\n", _module_summary(home) + f" See [its page]({HOMES[home]}).\n"]
+        elif home == f"anyformer.{name}":
+            parts += [f"## {name}\n", _module_summary(home) + "\n"]
+            parts += [line for one in _collected(home) for line in _entry(one, 3)]
         elif name == "ModelConfig":
             parts += [f"## {name}\n", "The config of a whole model. See [its fields](model.md#modelconfig).\n"]
         elif name == "__version__":
@@ -152,6 +164,13 @@ def _top() -> str:
         for name in names:
             parts += _entry(module_names(module)[name], 3)
     return "\n".join(parts)
+
+
+def _collected(package: str) -> Iterator[Name]:
+    """Yield what a package's `__init__.py` imports from its modules."""
+    for node in ast.parse(path(package).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (module_names(node.module or "")[alias.name] for alias in node.names)
 
 
 def _module_summary(module: str) -> str:

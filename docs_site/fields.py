@@ -35,6 +35,7 @@ MODULES = {  # headings, in the order of the pages
     "seq2seq_task": "Tasks that answer a source",
     "task": "Other tasks",
     "bins": "Numbers as tokens",
+    "data": "Data: splits, joined and mixed sources",
     "sources": "Data sources",
     "table": "Tables as sources",
     "synthetic": "Synthetic sources",

@@ -10,7 +10,6 @@ import numpy as np
 from rich.console import Console
 
 import anyformer as af
-from anyformer.training.train import evaluate
 
 SIDE = 16
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 230), "yellow": (230, 210, 40)}
@@ -103,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     write_data(options.data)
     run = af.train(options.data / "clip.toml", options.out, [f"data.root={options.data}", *options.changes])
-    console, found = Console(), evaluate(options.out)
+    console, found = Console(), af.evaluate(options.out)
     console.print(f"of {found.count} new pictures, {found.values['accuracy']:.0%} have the nearest caption")
     pictures = [f"<image:{options.data / 'test.npz'}#images/{i}>" for i in range(0, len(CAPTIONS), 5)]
     for i, said in zip(range(0, len(CAPTIONS), 5), run.predict(pictures, labels=CAPTIONS), strict=True):

@@ -14,7 +14,6 @@ from rich.console import Console
 
 import anyformer as af
 from anyformer.inspection.plot import plot_map
-from anyformer.training.train import evaluate
 
 ROWS = ["3 1 4 1 5 9", "5", "3 1 2", "2 7 1 8 2 8 1", "9 8 7 6 5 4 3 2", "0 0 1 1 0 0 1 1 5", "1 6 1 8 0 3 3 9 8 8 7"]
 
@@ -36,7 +35,7 @@ def main() -> None:
     for asked, said in zip(ROWS, run.predict(ROWS), strict=True):
         right = said.split() == sorted(asked.split())
         console.print(f"  {asked:<22} →  {said:<22} {'right' if right else 'wrong'}")
-    found = evaluate(options.out)
+    found = af.evaluate(options.out)
     share = found.values["exact_match"]
     console.print(f"\n{share:.1%} of {found.count:,} rows that were not in training sorted exactly")
 

@@ -1,5 +1,6 @@
 """The public surface, frozen: a change here is a change that users notice."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,88 @@ import typer
 
 import anyformer as af
 from anyformer.cli import app
+from tests.pages import PAGES, ROOT, blocks
+
+# Packages whose names are stable (docs/stability.md), and the internal modules that pages and examples import all the
+# same, most to show how something works inside. The list only shrinks.
+STABLE = ("", ".config", ".config.io", ".presets", ".recipe", ".testing")
+INTERNAL = {
+    ".attention.attend",
+    ".attention.layout",
+    ".attention.lower",
+    ".attention.lowered",
+    ".attention.position_module",
+    ".attention.scores",
+    ".batch.predictor",
+    ".cache.layer_cache",
+    ".cache.ring",
+    ".data.batch",
+    ".data.batch_plan",
+    ".data.chat_template",
+    ".data.counter_rng",
+    ".data.readers",
+    ".data.tokenizer",
+    ".decoding.beam_search",
+    ".decoding.constraints.constraint",
+    ".decoding.decode",
+    ".decoding.filters",
+    ".decoding.logit_processors",
+    ".decoding.request",
+    ".decoding.sampling",
+    ".decoding.score",
+    ".decoding.speculative",
+    ".decoding.strategy",
+    ".evaluation.harness",
+    ".inspection.ablation",
+    ".inspection.attribution",
+    ".inspection.cache_growth",
+    ".inspection.head_patterns",
+    ".inspection.logit_lens",
+    ".inspection.logit_terms",
+    ".inspection.patching",
+    ".inspection.plot",
+    ".inspection.position_curves",
+    ".inspection.scalar_outputs",
+    ".inspection.score_terms",
+    ".inspection.taps",
+    ".kernels.chunked_recurrence",
+    ".kernels.cross_entropy",
+    ".kernels.linear_recurrence",
+    ".kernels.runtime",
+    ".lab.compare",
+    ".lab.grid",
+    ".media_batch",
+    ".nn.attention",
+    ".nn.aux_outputs",
+    ".nn.block",
+    ".nn.context",
+    ".nn.convolution",
+    ".nn.dropout",
+    ".nn.heads",
+    ".nn.linear",
+    ".nn.lora",
+    ".nn.media",
+    ".nn.pooling",
+    ".nn.stack",
+    ".nn.state_mixers.decay_init",
+    ".nn.state_mixers.short_convolution",
+    ".nn.state_mixers.state_rows",
+    ".ray_cluster",
+    ".run_inspection",
+    ".serve.http.app",
+    ".serve.http.service",
+    ".tasks.build",
+    ".tasks.mlm",
+    ".tasks.seq2seq",
+    ".tasks.span_corruption",
+    ".training.finetune",
+    ".training.muon",
+    ".training.optimisers",
+    ".training.scheduled_sampling",
+    ".training.width_transfer",
+    ".transforms.merge",
+    ".transforms.rounding",
+}
 
 DECODING = [
     "--max-new-tokens",
@@ -189,16 +272,19 @@ def test_names() -> None:
         "Engine",
         "ModelConfig",
         "Reuse",
+        "Run",
         "Transformer",
         "__version__",
         "attention_maps",
         "config",
         "count",
+        "evaluate",
         "from_hf",
         "generate",
         "load",
         "presets",
         "quantise",
+        "recipe",
         "register",
         "show",
         "testing",
@@ -209,6 +295,28 @@ def test_names() -> None:
     for name in af.__all__:
         assert getattr(af, name) is getattr(af, name)
         assert name in dir(af)
+
+
+def imported(code: str) -> set[str]:
+    """Return the modules of the package from which code imports, without the package's name."""
+    modules = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "anyformer":
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            files = {name for name in inner if (ROOT / (name.replace(".", "/") + ".py")).exists()}
+            modules |= files | ({node.module} if inner - files else set())
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names if alias.name.split(".")[0] == "anyformer"}
+    return {module.removeprefix("anyformer") for module in modules}
+
+
+def test_pages_and_examples_import_stable_names() -> None:
+    code = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")]
+    for page in PAGES:
+        code += [block.body for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python"]
+    found = set().union(*map(imported, code)) - set(STABLE)
+    assert not found - INTERNAL, "import stable names (docs/stability.md), or make these stable"
+    assert not INTERNAL - found, "remove from INTERNAL what no page imports"
 
 
 def test_a_function_stays_a_function() -> None:

@@ -36,11 +36,18 @@ visibility    the base of patterns
 
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.config import io as io
-from anyformer.config.adapter import LoRA as LoRA, Matrix as Matrix
+from anyformer.config.adapter import LoRA as LoRA
 from anyformer.config.attention import *
 from anyformer.config.block import *
+from anyformer.config.cost import (
+    Cost as Cost,
+    Matrix as Matrix,
+    Sizes as Sizes,
+    linear as linear,
+    linear_costs as linear_costs,
+)
 from anyformer.config.disentangled import *
-from anyformer.config.families import Mixer as Mixer
+from anyformer.config.families import *
 from anyformer.config.feedforward import *
 from anyformer.config.heads import *
 from anyformer.config.inputs import *

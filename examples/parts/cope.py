@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from anyformer.attention.lowered import add_bias, densify, mask_scores
-from anyformer.config import Position, Relative, Size
-from anyformer.config.cost import Cost
+from anyformer.config import Cost, Position, Relative, Size
 from anyformer.nn.attention import MultiHeadAttention
 
 

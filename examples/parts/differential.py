@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from anyformer.config import Attention, Fault, Fraction, RMSNorm, TokenNorm, factor, pairs
-from anyformer.config.cost import Cost
+from anyformer.config import Attention, Cost, Fault, Fraction, RMSNorm, TokenNorm, factor, pairs
 from anyformer.nn.attention import MultiHeadAttention
 
 

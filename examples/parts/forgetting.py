@@ -11,9 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from anyformer.attention.layout import sees
-from anyformer.config import Causal, Mixer, Size
-from anyformer.config.cost import Cost, Matrix, Sizes, linear_costs
-from anyformer.config.families import must_divide
+from anyformer.config import Causal, Cost, Matrix, Mixer, Size, Sizes, linear_costs, must_divide
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.linear import Linear, OutBranch, split_heads
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyformer.config import GatedDelta, Size
-from anyformer.config.cost import Cost, Matrix
+from anyformer.config import Cost, GatedDelta, Matrix, Size
 from anyformer.kernels.linear_recurrence import Recurrence
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.linear import Linear, OutBranch, split_heads

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyformer.config import Attention, FeedForward, Fraction, Gated, TokenNorm
-from anyformer.config.cost import Cost
+from anyformer.config import Attention, Cost, FeedForward, Fraction, Gated, TokenNorm
 from anyformer.nn.attention import MultiHeadAttention
 
 
