@@ -8,7 +8,8 @@ from matplotlib.patches import Rectangle
 import anyformer as af
 from anyformer.config import ModelConfig
 from anyformer.config.overrides import override
-from anyformer.decoding.logit_processors import History, MinP, Temperature, TopK, TopP
+from anyformer.decoding.filters import MinP, TopK, TopP
+from anyformer.decoding.logit_processors import History, Temperature
 from figures.diagram import arrow, blank, box
 from figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, figure
 
@@ -62,7 +63,7 @@ def sampling(plt: Any) -> Any:
     p = torch.tensor([0.34, 0.22, 0.14, 0.10, 0.07, 0.05, 0.035, 0.02, 0.015, 0.01])
     rules = (
         ("the model itself", None), ("temperature 0.5", Temperature(0.5)), ("temperature 1.5", Temperature(1.5)),
-        ("top-k 3", TopK(3)), ("top-p 0.8", TopP(0.8)), ("min-p 0.2", MinP(0.2)),
+        ("top-k 3", TopK(value=3)), ("top-p 0.8", TopP(value=0.8)), ("min-p 0.2", MinP(value=0.2)),
     )  # fmt: skip
     history = History(*(torch.zeros(1, 0, dtype=torch.long),) * 3)
     drawing, axes = plt.subplots(2, 3, figsize=(8, 4.4), sharex=True, sharey=True, layout="constrained")
