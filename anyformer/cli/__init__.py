@@ -24,6 +24,7 @@ runs              `train`, `evaluate`, `import`, `merge` and `export`
 serve             `serve`: runs over HTTP
 tokenizers        `tokenizer`: training and showing
 torch_import      Import of torch while other modules are imported
+verb              Verbs from outside
 """
 
 # each adds its verbs, in this order

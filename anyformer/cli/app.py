@@ -14,6 +14,8 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +39,9 @@ PATH_ERRORS = (
 )
 
 
+VERBS = "anyformer.verbs"  # of entry points
+
+
 def print_once(text: str, err: bool = False) -> None:
     """Print a line that would be the same in all processes of torchrun: only the first prints it."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0":
@@ -51,16 +56,29 @@ class Verbs(TyperGroup):
     """Group of commands that prints warnings, wrong input, unusable paths, interruption and lack of memory as lines."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args, ctx.meta["import"] = _take_imports(args)
+        args, files = _take_imports(args)
+        if files and not ctx.resilient_parsing:  # which completes a word
+            _import(files)
         return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *self._from_outside()]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        return super().get_command(ctx, name) or self._from_outside().get(name)
+
+    def _from_outside(self) -> dict[str, Any]:
+        """Return the commands of packages and of the user's files."""
+        if entry_points(group=VERBS):
+            _import(group=VERBS)
+        module = sys.modules.get("anyformer.cli.verb")  # not imported: no file and no package has a verb
+        found = dict(module.commands()) if module else {}
+        for name in found.keys() & self.commands.keys():
+            raise _ended(2, f"{name}: is a verb of anyformer: give yours another kind")
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            if files := ctx.meta["import"]:
-                from anyformer.config.outside import import_file
-
-                for file in files:
-                    import_file(file)
             with warnings.catch_warnings():
                 warnings.filterwarnings("always", category=UserWarning, module="anyformer")
                 warnings.filterwarnings("ignore", ".*training has not finished")  # commands print this with the step
@@ -73,12 +91,31 @@ class Verbs(TyperGroup):
             code, line = _exit_code(error)
             if code is None:
                 raise
-        print_once(line, err=True)  # after the block above: no traceback keeps tensors alive
-        if code == 2:
-            from anyformer.processes import record_failure
+        raise _ended(code, line)  # after the block above: no traceback keeps tensors alive
 
-            record_failure(line, exit_code=code)
-        raise typer.Exit(code)
+
+def _ended(code: int, line: str) -> typer.Exit:
+    """Print what is wrong, and return the exit of the program."""
+    print_once(line, err=True)
+    if code == 2:
+        from anyformer.processes import record_failure
+
+        record_failure(line, exit_code=code)
+    return typer.Exit(code)
+
+
+def _import(files: Iterable[str] = (), group: str | None = None) -> None:
+    """Import the user's files, and the entry points of a group."""
+    from anyformer.config.outside import find, import_file
+    from anyformer.config.spec import ConfigError
+
+    try:
+        for file in files:
+            import_file(file)
+        if group:
+            find(group)
+    except ConfigError as error:
+        raise _ended(2, str(error)) from None
 
 
 def _take_imports(args: list[str]) -> tuple[list[str], list[str]]:

@@ -94,10 +94,10 @@ def _register_all(module: ModuleType, source: Source, place: str) -> None:
     _SOURCES[module.__name__] = source
 
 
-def find() -> bool:
+def find(group: str = GROUP) -> bool:
     """Import what installed packages and the user's files offer and is not known; return whether there was any."""
     before = len(_SOURCES)
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group=group):
         if entry.module not in _SOURCES:
             package = entry.dist.name if entry.dist else entry.module
             _register_all(_imported(entry.module, f"package {package}"), Source(package=package), f"package {package}")
