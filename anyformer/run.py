@@ -47,18 +47,11 @@ from anyformer.hardware import default_device
 from anyformer.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
 from anyformer.nn.uncached import check_parts
-from anyformer.recipe import AnyTask as TaskSpec, Classify, Recipe, Tag, TaskFile, head_kind, model_shapes
+from anyformer.recipe import AnyTask as TaskSpec, Recipe, Task as LearntTask, TaskFile
 from anyformer.tasks import generation, scoring
 from anyformer.tasks.base import Task, check_media, media_of, open_media
-from anyformer.tasks.build import build_task
-from anyformer.tasks.chat import Conversation, Conversing
+from anyformer.tasks.chat import Conversation
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from anyformer.tasks.imported_encoder import Encoding
-from anyformer.tasks.lm import LanguageModelling
-from anyformer.tasks.mixture import MixedTasks
-from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.tasks.span_corruption import SpanCorrupting
 from anyformer.transforms.merge import merge
 from anyformer.transforms.quantise import quantise
 from anyformer.transforms.rounding import Bits
@@ -140,10 +133,11 @@ class Run:
         A masked language model returns the most probable tokens for a mask.
         """
         check_media(self.task, [text])
-        if isinstance(self.task, MaskedLanguageModelling | Encoding) and self.config.head.output == "masked_lm":
+        if self.config.head.output == "masked_lm":
             if answer:
                 raise ConfigError([Fault("answer", "is for models that write: this one fills masks")])
-            return scoring.fillings(self.task, self.model, text, k, at=at)
+            masking: Any = self.task
+            return scoring.fillings(masking, self.model, text, k, at=at)
         return scoring.alternatives(self.writer(), self.model, text, k, answer=answer, at=at)
 
     def chat(self, system: str | None = None) -> Conversation:
@@ -156,8 +150,6 @@ class Run:
 
     def part(self, name: str) -> "Run":
         """Return one task of a mixture as a run with the same model."""
-        if not isinstance(self.task, MixedTasks):
-            raise ConfigError([Fault("task", f"= '{name}': the run is of one task, {self.spec.kind}")])
         task = self.task.part(name)
         return replace(self, task=task, spec=task.spec)
 
@@ -171,13 +163,10 @@ class Run:
 
     def writer(self) -> generation.Writer:
         """Return the task that generates text."""
-        match self.task:
-            case LanguageModelling() | SequenceToSequence() | SpanCorrupting() | Conversing():
-                return self.task
-            case MixedTasks():
-                return self.task.part(None)
-            case _:
-                raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
+        task = self.task.part(None)
+        if not isinstance(task, generation.Writer):
+            raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
+        return task
 
 
 @contextmanager
@@ -274,7 +263,7 @@ def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskFile, Task]:
         what = "is not in manifest.json" if required else "is in manifest.json, but task.json needs none"
         raise ConfigError([Fault(str(source), what)])
     source_tokenizer = TextTokenizer.load(source) if required else None
-    return found, build_task(found.task, TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
+    return found, found.task.build(TextTokenizer.load(folder / "tokenizer.json"), source_tokenizer)
 
 
 # -- do the files belong together? ------------------------------------------------------------------------------------
@@ -305,12 +294,13 @@ def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) 
 def _task_faults(folder: Path, spec: TaskSpec, config: ModelConfig) -> Iterator[Fault]:
     """Yield where task.json and config.json contradict each other."""
     path, head = str(folder / "task.json"), config.head
-    if head_kind(spec) not in (None, head.output):
+    names = spec.label_names if isinstance(spec, LearntTask) else None
+    if spec.head_kind not in (None, head.output):
         yield Fault(path, f"task.kind = '{spec.kind}' does not fit the head '{head.kind}' of config.json")
-    elif isinstance(spec, Classify | Tag) and isinstance(head, LabelHead):
-        if len(spec.labels) != head.labels:
-            yield Fault(path, f"has {len(spec.labels)} labels, and the head of config.json has {head.labels}")
-    elif config.shape not in model_shapes(spec):
+    elif names is not None and isinstance(head, LabelHead):
+        if len(names) != head.labels:
+            yield Fault(path, f"has {len(names)} labels, and the head of config.json has {head.labels}")
+    elif config.shape not in spec.shapes:
         yield Fault(path, f"task.kind = '{spec.kind}' does not fit the shape '{config.shape}' of config.json")
 
 
@@ -368,7 +358,7 @@ def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, s
     """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
     tokenizers = [task.tokenizer, *filter(None, [task.source_tokenizer])]
-    record((config, *(tokenizer.part for tokenizer in tokenizers)), folder / RECORD)
+    record((config, spec, *(tokenizer.part for tokenizer in tokenizers)), folder / RECORD)
     media, source = media_of(task), task.source_tokenizer is not None
     required = media is not None and media.required
     io.save(TaskFile(task=spec, source_tokenizer=source, media_required=required), folder / "task.json")

@@ -20,17 +20,8 @@ from anyformer.decoding.strategy import Sampling
 from anyformer.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.run import Run
-from anyformer.tasks.base import before_end, check_media, ending_ids, length_fault, media_of, read_media, with_prefix
-from anyformer.tasks.classify import Classifying
-from anyformer.tasks.imported_encoder import Encoding
-from anyformer.tasks.lm import LanguageModelling
-from anyformer.tasks.mixture import MixedTasks
-from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.tasks.sequence_level import SequenceLevelTask, for_shape
-from anyformer.tasks.span import SpanAnswering
-from anyformer.tasks.span_corruption import SpanCorrupting
-from anyformer.tasks.tag import Tagging, split
+from anyformer.tasks.base import before_end, check_media, ending_ids, length_fault, media_of, read_media
+from anyformer.tasks.generation import Writer
 
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 LEADS = ((4, 0xF0), (3, 0xE0), (2, 0xC0))  # bytes of a character in UTF-8, by its first byte
@@ -66,33 +57,33 @@ def read(run: Run, text: str, target: str | None = None) -> Reading:
     config, notes = run.config, list[str]()
     if why := unreadable(run):
         raise ConfigError([Fault("run", why)])
-    first = isinstance(run.task, LanguageModelling) and bool(run.task.begin or run.tokenizer.bos is not None)
+    task = run.task
+    continues = isinstance(task, Writer) and task.continues
+    first = continues and bool(getattr(task, "begin", ()) or run.tokenizer.bos is not None)
     if not text.strip() and not (first and not text):  # an empty text of a language model begins at <bos>
         raise ConfigError([Fault("text", "is blank: there is nothing to look into")])
     if config.source is not None and config.source.picture is not None:
         return _picture(run, config.source, text.strip())
     check_media(run.task, [text])
-    if isinstance(run.task, MixedTasks):
-        run.task.part(None)  # raises, with the names of the tasks
     text = _cut("text", text, lambda part: _piece(run, part, None), config, notes)
     piece = _piece(run, text, None)
-    begins = len(piece.ids) if isinstance(run.task, SequenceToSequence | SpanCorrupting | LanguageModelling) else None
-    if isinstance(run.task, Encoding | Classifying) and (most := run.task.spec.max_length) == len(piece.ids):
+    begins = len(piece.ids) if isinstance(task, Writer) else None
+    if (most := getattr(run.spec, "max_length", None)) == len(piece.ids):
         notes.append(f"text: of long ones only the first {most:,} tokens are read")
     if target is not None:
         target = _cut("target", target, lambda part: _piece(run, text, part), config, notes)
         piece = _piece(run, text, target)
-    elif isinstance(run.task, SequenceToSequence | SpanCorrupting):
-        piece = _answered(run.model, run.task, piece)
+    elif isinstance(task, Writer) and not continues:
+        piece = _answered(run.model, task, piece)
     found = _reading(run, piece)
-    if isinstance(run.task, Tagging) and piece.spelled is not None:
-        found = replace(found, tokens=_spelled(run.task, text, piece, found.tokens))
+    if piece.spelled is not None:
+        found = replace(found, tokens=_spelled(task, text, piece, found.tokens))
     return replace(found, notes=tuple(notes), text=text, begins=begins)
 
 
 def unreadable(run: Run) -> str:
     """Return why a text cannot be given to a run's model; empty if it can. A model of patches takes a path."""
-    if isinstance(run.task, Encoding) and run.task.reads_pictures(run.config):
+    if getattr(run.spec, "pictures", None) is not None and run.config.last_input.picture is not None:
         return ""
     inputs = [read for read in run.config.inputs.values() if not isinstance(read, IdInput)]
     return f"its model reads {inputs[0].kind}, not texts: call it in Python" if inputs else ""
@@ -128,35 +119,16 @@ def _picture(run: Run, read: Input, name: str) -> Reading:
 
 def _piece(run: Run, text: str, target: str | None) -> Example:
     """Return the example of a text and a target."""
-    task, config = run.task, run.config
-    match task:
-        case SequenceToSequence() | SpanCorrupting():
-            (piece,) = task.scored([text], [target or ""], config)
-            return piece
-        case LanguageModelling():
-            first, rest = task.tokenizer.encode_batch([text, target or ""])
-            before = [*task.begin, *first]
-            if not before and not text and task.tokenizer.bos is not None:
-                before = [task.tokenizer.bos]  # as in generation
-            whole = before + rest
-            return with_prefix(Example(whole, whole), len(before)) if task.marked else Example(whole, whole)
-    if target is not None:
+    if target is not None and not isinstance(run.task, Writer):
         raise ConfigError([Fault("target", "is for models that write: this one reads once")])
-    match task:
-        case MaskedLanguageModelling() | Encoding():
-            row = task.masked(text)
-            return for_shape(Example(row, row), config)
-        case SequenceLevelTask() | Tagging() | SpanAnswering():
-            return task.read(text, config)
-        case _:
-            raise ConfigError([Fault("task.kind", f"= '{run.spec.kind}': its texts cannot be looked into")])
+    return run.task.read(text, run.config, target)
 
 
-def _spelled(task: Tagging, text: str, piece: Example, tokens: dict[Side, list[str]]) -> dict[Side, list[str]]:
+def _spelled(task: Any, text: str, piece: Example, tokens: dict[Side, list[str]]) -> dict[Side, list[str]]:
     """Return the tokens, with the words themselves where the model reads the spelling of an unknown word."""
     ((side, names),) = tokens.items()
     names, unknown = list(names), task.tokenizer.unk
-    for at, word in zip(task.first_tokens(piece), split(text), strict=True):
+    for at, word in zip(*task.words(text, piece), strict=True):
         if piece.ids[at] == unknown:
             names[at] = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in word)
     return {side: names}
@@ -195,7 +167,7 @@ def _too_long(piece: Example, config: ModelConfig) -> str:
     return ""
 
 
-def _answered(model: Transformer, task: SequenceToSequence | SpanCorrupting, piece: Example) -> Example:
+def _answered(model: Transformer, task: Writer, piece: Example) -> Example:
     """Return the example with the model's greedy answer appended."""
     config, pair = model.config, piece.source is not None
     prompt = list(piece.ids if piece.source is None else piece.source)

@@ -23,7 +23,6 @@ from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Bytes, Classify, LanguageModel, Seq2Seq
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 
 
 def opened(name: str, vocab: int) -> Workspace:
@@ -34,7 +33,7 @@ def opened(name: str, vocab: int) -> Workspace:
         "bart": (Seq2Seq(), presets.bart(depth=12, vocab=tokenizer.size)),
     }
     spec, config = shapes[name]
-    run = Run(Transformer(config).eval(), build_task(spec, tokenizer, None), spec, Path(name))
+    run = Run(Transformer(config).eval(), spec.build(tokenizer), spec, Path(name))
     return Workspace({name: OpenRun(name, run, run.folder)})
 
 

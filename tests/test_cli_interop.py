@@ -11,7 +11,6 @@ import anyformer as af
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Characters, LanguageModel
 from anyformer.run import Run, write_folder, write_model
-from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused, run
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -23,7 +22,7 @@ def write_run(folder: Path, *changes: str) -> Path:
     config = af.presets.gpt2(depth=1, width=8, heads=2, vocab=TOKENIZER.size, length=16)
     model = af.Transformer(af.config.io.override(config, changes)).eval()
     spec = LanguageModel()
-    made = Run(model, build_task(spec, TOKENIZER, None), spec, folder)
+    made = Run(model, spec.build(TOKENIZER), spec, folder)
     write_folder(folder, lambda path: write_model(path, model.state_dict(), model.config, spec, made.task))
     return folder
 

@@ -17,7 +17,6 @@ from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.decoding.generate import generate
 from anyformer.recipe import LanguageModel, Seq2Seq, Tokenizer
 from anyformer.run import Run, write_folder, write_model
-from anyformer.tasks.build import build_task
 from anyformer.tasks.text_stream import IncrementalDecoder, StopStrings
 from tests.strategies import build
 from tests.test_cli import done, refused, run as invoke
@@ -61,7 +60,7 @@ def writer(kind: str = "bytes", shape: str = "lm", length: int | None = None, en
     with torch.no_grad():
         model.head.bias[[id for id in unsaid if id is not None and (id != tokenizer.eos or not ends)]] = -1e4
     spec = LanguageModel() if shape == "lm" else Seq2Seq()
-    return Run(model, build_task(spec, tokenizer, None), spec, Path("nowhere"))
+    return Run(model, spec.build(tokenizer), spec, Path("nowhere"))
 
 
 SHAPES = ["lm", "decoder", "encoder-decoder"]

@@ -85,7 +85,7 @@ UNDER: dict[str, tuple[str, ...]] = {
 
 # A part imports its module where it is built: these files may import BUILT inside functions, for types.
 PARTS = ("config.", "recipe.", "decoding.filters.", "decoding.strategy.")
-BUILT = ("nn", "kernels", "data", "training", "decoding")
+BUILT = ("nn", "kernels", "data", "tasks", "training", "decoding")
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (

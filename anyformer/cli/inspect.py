@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -86,8 +86,6 @@ def inspect_(
 
 def _summarise(run: "Run") -> None:
     """Print what a run is, and the options of generation that a call need not give."""
-    from anyformer.recipe import Encoder
-
     config = run.config
     depth = " + ".join(f"{stack.depth} {side}" for side, stack in config.stacks.items())
     context = "" if config.context is None else f", context {config.context:,}"
@@ -95,8 +93,9 @@ def _summarise(run: "Run") -> None:
     typer.echo(f"parameters: {run.model.num_parameters():,}")
     typer.echo(f"tokenizer:  {run.tokenizer.size:,} tokens")
     typer.echo(f"task:       {run.spec.kind}")
-    if isinstance(run.spec, Encoder) and run.spec.prompts:
-        names = (f"{one.name}{' (default)' * (one.name == run.spec.default_prompt)}" for one in run.spec.prompts)
+    spec: Any = run.spec
+    if prompts := getattr(spec, "prompts", ()):
+        names = (f"{one.name}{' (default)' * (one.name == spec.default_prompt)}" for one in prompts)
         typer.echo(f"prompts:    {', '.join(names)}")
     if config.head.kind == "lm":
         typer.echo(f"generation: {run.defaults.describe() or 'greedy; no defaults'}")

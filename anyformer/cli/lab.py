@@ -204,7 +204,7 @@ def _compare(grid: "Grid", folder: Path, engine: "Engine") -> None:
     from anyformer.lab.grid import run_grid
 
     results = run_grid(grid, folder, engine=engine, console=Console(stderr=True))
-    lines = compare(results, grid.metric)
+    lines = compare(grid, results)
     typer.echo(f"{aligned(cells(lines, grid.metric))}\n{verdict(lines, grid.metric, grid.rates)}")
     try:
         typer.echo(f"{folder / 'results.jsonl'}, {report(grid, results, folder)}")

@@ -86,7 +86,7 @@ def predict_(
         given = {**parse(how), "labels": label or None, "scores": scores or None, "n_best": n_best}
         given["prompt_name"] = prompt_name
         predictor = Predictor(run, device="cpu" if engine == "ray" else None, **given)
-        _check_options(predictor, label, scores, n_best, prompt_name)
+        _check_options(predictor, labels=label, scores=scores, n_best=n_best, prompt_name=prompt_name)
         note_unfinished(predictor.run, run)
         try:
             if engine == "ray" or len(names) > 1:
@@ -184,20 +184,20 @@ def _print_notes(before: str, notes: "Notes") -> None:
         typer.echo(f"{before}{where}: the model's logits are not finite", err=True)
 
 
-def _check_options(
-    predictor: "Predictor", label: list[str] | None, scores: bool, n_best: int | None, prompt_name: str | None
-) -> None:
+def _check_options(predictor: "Predictor", **given: object) -> None:
+    """Refuse options that are of other tasks."""
+    from anyformer.config.part import kind_of
     from anyformer.config.spec import ConfigError, Fault
+    from anyformer.recipe import AnyTask
 
-    kind = predictor.run.spec.kind
-    if label and kind != "embed":
-        raise ConfigError([Fault("--label", f"is for runs of the task embed, not {kind}")])
-    if scores and kind not in ("classify", "span"):
-        raise ConfigError([Fault("--scores", f"is for runs of the tasks classify and span, not {kind}")])
-    if n_best is not None and kind != "span":
-        raise ConfigError([Fault("--n-best", f"is for runs of the task span, not {kind}")])
-    if prompt_name is not None and kind != "encoder":
-        raise ConfigError([Fault("--prompt-name", f"is for imported encoders, not the task {kind}")])
+    spec = predictor.run.spec
+    for name, value in given.items():
+        if value in (None, False, []) or name in spec.predict_options:
+            continue
+        takers = [kind_of(task) for task in AnyTask.choices() if name in getattr(task, "predict_options", ())]
+        tasks = f"task{'s' * (len(takers) > 1)} {' and '.join(takers)}"
+        flag = f"--{name.removesuffix('s') if name == 'labels' else name.replace('_', '-')}"
+        raise ConfigError([Fault(flag, f"is for runs of the {tasks}, not {spec.kind}")])
 
 
 def _check_paths(names: list[str], out: Path | None, engine: str, ray: dict[str, Any]) -> None:

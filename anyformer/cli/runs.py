@@ -133,12 +133,7 @@ def _next_commands(run: "Run") -> str:
     from anyformer.recipe import Recipe
 
     folder = shlex.quote(str(run.folder))
-    use = {
-        "lm": f"generate {folder} --prompt TEXT",
-        "chat": f"chat {folder}",
-        "mixture": f"predict {folder} FILE --task NAME",
-    }
-    lines = [use.get(run.spec.kind, f"predict {folder} FILE")]
+    lines = [run.spec.command.format(run=folder)]
     if io.load(Recipe, run.folder / "recipe.toml").data.test is not None:
         lines.append(f"evaluate {folder}")
     return "\n".join(f"{'next:' if i == 0 else '':<8} anyformer {line}" for i, line in enumerate(lines))

@@ -243,9 +243,10 @@ def _targets(kind: str, columns: Mapping[str, list[str]]) -> list[str]:
 
 def _measures(run: Run, texts: Sequence[str], targets: Sequence[str], predicted: Sequence[str]) -> Iterator[Measure]:
     """Yield the metrics of a run's predictions."""
-    match run.spec.kind:
+    spec: Any = run.spec
+    match spec.kind:
         case "classify":
-            labels = [[set(split_labels(one, run.spec.separator)) for one in some] for some in (predicted, targets)]
+            labels = [[set(split_labels(one, spec.separator)) for one in some] for some in (predicted, targets)]
             yield measures.mean("accuracy", [float(a == b) for a, b in zip(*labels, strict=True)])
         case "regress":
             pairs = [(float(a), float(b)) for a, b in zip(predicted, targets, strict=True)]
@@ -254,14 +255,14 @@ def _measures(run: Run, texts: Sequence[str], targets: Sequence[str], predicted:
             guessed, true = [split_words(one) for one in predicted], [tags.split("\n") for tags in targets]
             right = [float(sum(x == y for x, y in zip(a, b, strict=True))) for a, b in zip(guessed, true, strict=True)]
             yield measures.ratio("accuracy", right, [float(len(tags)) for tags in true])
-            if run.spec.spans:
+            if spec.spans:
                 yield measures.span_f1(guessed, true)
         case "seq2seq":
             yield measures.loss(run, texts, targets)
             yield measures.mean("exact_match", [float(a == b) for a, b in zip(predicted, targets, strict=True)])
-            if "bleu" in run.spec.metrics:
-                yield measures.bleu(predicted, targets, run.spec.bleu_tokenize)
-            if "word_error_rate" in run.spec.metrics:
+            if "bleu" in spec.metrics:
+                yield measures.bleu(predicted, targets, spec.bleu_tokenize)
+            if "word_error_rate" in spec.metrics:
                 yield measures.word_error_rate(predicted, targets)
 
 

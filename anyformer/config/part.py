@@ -27,7 +27,8 @@ class Part(Spec):
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
-        if not cls.is_family() and cls.__module__.partition(".")[0] == PACKAGE:
+        own_kind = "kind" in cls.__annotations__ and not cls.is_family()
+        if own_kind and cls.__module__.partition(".")[0] == PACKAGE:
             _PARTS.append(cls)
 
     @classmethod

@@ -13,9 +13,6 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import SAMPLED, Data, MixturePart, Recipe, Source
 from anyformer.run import Run
 from anyformer.tasks.base import media_of
-from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.sequence_level import SequenceLevelTask
-from anyformer.tasks.span import SpanAnswering
 
 # Texts for a run whose data are not on this machine: the first whose words its tokenizer knows, in the fewest tokens.
 TEXTS = (
@@ -49,11 +46,11 @@ def example(run: Run, folder: Path) -> tuple[str, str]:
     except (ConfigError, OSError):  # no recipe, or its data is not on this machine
         pass
     text = _shorten(row.get("source") or row.get("text") or "") or _any_file(run, folders) or _fitting(run.tokenizer)
-    if isinstance(run.task, MaskedLanguageModelling) and len(words := text.split(" ")) > 1:
-        words[len(words) // 2] = run.tokenizer.token(run.task.mask)
+    mask = run.tokenizer.mask
+    if run.spec.head_kind == "masked_lm" and mask is not None and len(words := text.split(" ")) > 1:
+        words[len(words) // 2] = run.tokenizer.token(mask)
         text = " ".join(words)
-    pairs = isinstance(run.task, SpanAnswering) or (isinstance(run.task, SequenceLevelTask) and run.task.pairs)
-    return text, _shorten(row.get("pair", "")) or (SECOND if pairs else "")
+    return text, _shorten(row.get("pair", "")) or (SECOND if "pair" in getattr(run.spec, "columns", ()) else "")
 
 
 def _fitting(tokenizer: TextTokenizer) -> str:

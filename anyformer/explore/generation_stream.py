@@ -21,9 +21,6 @@ from anyformer.nn.eval_mode import evaluating
 from anyformer.run import Run
 from anyformer.tasks.base import read_media
 from anyformer.tasks.generation import GenerationRequest, Writer
-from anyformer.tasks.lm import LanguageModelling
-from anyformer.tasks.seq2seq import SequenceToSequence
-from anyformer.tasks.span_corruption import SpanCorrupting
 
 TOP_TOKENS = 10
 MAX_NEW_TOKENS = 200
@@ -31,7 +28,7 @@ MAX_NEW_TOKENS = 200
 
 def writer_of(run: Run) -> Writer | None:
     """Return the task if it generates text, else None."""
-    return run.task if isinstance(run.task, LanguageModelling | SequenceToSequence | SpanCorrupting) else None
+    return run.task if isinstance(run.task, Writer) else None
 
 
 def write(run: Run, request: WriteRequest, text: str | None = None) -> Iterator[dict[str, Any]]:
@@ -47,7 +44,7 @@ def write(run: Run, request: WriteRequest, text: str | None = None) -> Iterator[
     options |= {"top_k": request.top_k or None, "top_p": None if request.top_p == 1 else request.top_p}
     options["seed"] = request.seed if request.temperature else None
     options = {name: value for name, value in options.items() if value is not None}
-    if not request.text.strip() and not isinstance(task, LanguageModelling):
+    if not request.text.strip() and not task.continues:
         raise ConfigError([Fault("text", "is blank: type a text")])
     generation = GenerationRequest.of(task, model, [request.text if text is None else text], options)
     return _lines(run, generation, off) if generation.prompts[0] else iter([{"done": True, "text": ""}])

@@ -48,8 +48,6 @@ from anyformer.processes import is_locked
 from anyformer.run import MANIFEST, Run, load
 from anyformer.run_inspection import unreadable
 from anyformer.tasks.base import media_of
-from anyformer.tasks.mixture import MixedTasks
-from anyformer.tasks.sequence_level import SequenceLevelTask
 
 BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`
 MAX_TRACES, MAX_TRACE_BYTES = 256, 512 * 2**20  # cached traces, and the bytes of all of them
@@ -114,7 +112,7 @@ class OpenRun:
     @property
     def pair(self) -> bool:
         """Return whether the run reads two texts in one row."""
-        return isinstance(self.run.task, SequenceLevelTask) and self.run.task.pairs and not self.run.task.apart
+        return self.run.spec.joins_pairs
 
     def about(self) -> dict[str, Any]:
         """Return the description of the run for the page."""
@@ -244,7 +242,7 @@ def open_runs(folders: Sequence[Path], wait: Callable[[Path], None] | None = Non
         run = _load(folder)
         if why := unreadable(run):
             raise ConfigError([Fault(str(folder), why)])
-        parts = list(run.task.parts) if isinstance(run.task, MixedTasks) else [None]
+        parts = [part.name for part in getattr(run.spec, "parts", ())] or [None]
         for part in parts:
             name = base = folder.resolve().name if part is None else f"{folder.resolve().name}:{part}"
             for n in range(2, len(folders) + 1):

@@ -11,9 +11,6 @@ from anyformer.config import ConfigError, Fault, LabelHead
 from anyformer.explore.trace import Trace, initial_position, last_side, output_kind, predicts_tokens
 from anyformer.nn.heads import TokenHead
 from anyformer.run import Run
-from anyformer.tasks.classify import Classifying
-from anyformer.tasks.imported_encoder import Encoding
-from anyformer.tasks.tag import Tagging
 
 TOP_OUTPUTS = 12
 
@@ -91,13 +88,7 @@ def has_probabilities(run: Run) -> bool:
 
 def separate_labels(trace: Trace) -> bool:
     """Return whether each label is decided separately."""
-    match trace.run.task:
-        case Classifying() as task:
-            return task.spec.separator is not None
-        case Encoding() as task:
-            return task.spec.multi_label and trace.run.config.head.output == "classifier"
-        case _:
-            return False
+    return trace.run.spec.several_labels and trace.run.config.head.output == "classifier"
 
 
 def output_names(trace: Trace) -> Callable[[int], str]:
@@ -106,11 +97,8 @@ def output_names(trace: Trace) -> Callable[[int], str]:
     labels: tuple[str, ...]
     if predicts_tokens(run):
         return run.tokenizer.token
-    match run.task:
-        case Classifying() | Tagging():
-            labels = run.task.spec.labels
-        case Encoding() if isinstance(run.config.head, LabelHead):
-            labels = run.task.spec.labels
-        case _:
-            labels = ("first", "last") if run.config.head.output == "span" else ()
+    if isinstance(run.config.head, LabelHead):
+        labels = run.spec.label_names or ()
+    else:
+        labels = ("first", "last") if run.config.head.output == "span" else ()
     return lambda i: labels[i] if i < len(labels) else f"[{i}]"

@@ -15,14 +15,12 @@ from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
 from anyformer.explore.pass_budget import passes_allowed
 from anyformer.explore.requests import PatchRequest
-from anyformer.explore.trace import Trace, initial_position, last_side
+from anyformer.explore.trace import Trace, initial_position, last_side, reads_on
 from anyformer.inspection.patching import run_with_patches
 from anyformer.inspection.sublayers import stacks_of
 from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.eval_mode import evaluating
 from anyformer.run_inspection import Reading, read
-from anyformer.tasks.lm import LanguageModelling
-from anyformer.tasks.sequence_level import SequenceLevelTask
 
 MAX_OUTPUT_ELEMENTS = 2**26  # of one batch of patched passes
 
@@ -90,7 +88,7 @@ def _check(trace: Trace, request: PatchRequest) -> Side:
 def _donor(trace: Trace, request: PatchRequest) -> Reading:
     """Return text B; without a target, it continues with the tokens that the decoder reads for A."""
     run, a, text, target = trace.run, trace.reading, request.donor, request.donor_target or None
-    if isinstance(run.task, SequenceLevelTask) and run.task.pairs and not run.task.apart and target is not None:
+    if run.spec.joins_pairs and target is not None:
         text, target = f"{text}\t{target}", None
     b = read(run, text, target)
     if target is not None or a.begins is None:
@@ -127,8 +125,7 @@ def _position(trace: Trace, at: int, differ: list[int]) -> int:
 
 def _is_text(trace: Trace) -> bool:
     """Return whether every position counts: of a text, not of an answer after a prompt."""
-    task = trace.run.task
-    return last_side(trace.run) == "encoder" or (isinstance(task, LanguageModelling) and not task.marked)
+    return last_side(trace.run) == "encoder" or reads_on(trace.run)
 
 
 def _positions(trace: Trace, b: Reading, side: Side, at: int, rows: int) -> tuple[list[int], bool]:

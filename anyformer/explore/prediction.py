@@ -10,11 +10,6 @@ from anyformer.explore.outputs import values_at
 from anyformer.explore.pictures import pictures
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side
-from anyformer.tasks.classify import Classifying
-from anyformer.tasks.imported_encoder import Encoding
-from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.regress import Regressing
-from anyformer.tasks.tag import Tagging, split
 
 TOP_LABELS = 5  # of a word
 
@@ -50,32 +45,29 @@ def answer_text(trace: Trace, request: TextRequest) -> str:
     run, reading = trace.run, trace.reading
     if reading.begins is not None:
         return run.tokenizer.decode(reading.inputs[-1][0, reading.begins :].tolist())
-    match run.task:
-        case Classifying() | Regressing() if not run.task.apart:
-            return run.task.format_prediction(trace.output[0].float().cpu())
-        case Tagging():
-            found = tags(trace) or []
-            return ("\t" if "\t" in reading.text else " ").join(one["label"] for one in found)
-        case MaskedLanguageModelling() | Encoding() if run.config.head.output == "masked_lm":
-            return _filled(trace, run.task)
-        case Classifying() | Regressing():  # two texts, each with another pass
-            return _predicted(trace, request)
-        case _ if (values := vector(trace)) is not None:
-            return f"{len(values)} numbers"
-        case Encoding() if not run.config.head.joint:
-            return run.task.formatter(run.config)(trace.output[0].float().cpu(), [])
-        case _:
+    task: Any = run.task
+    match run.spec.serves(run.config.head):
+        case "classify" | "number" if not getattr(run.spec, "apart", False):
+            return str(task.format_prediction(trace.output[0].float().cpu()))
+        case "tag":
+            tabs = run.spec.reads_words and "\t" in reading.text
+            return ("\t" if tabs else " ").join(one["label"] for one in tags(trace) or [])
+        case "fill_mask":
+            return _filled(trace)
+        case "embed":
+            return f"{len(vector(trace) or [])} numbers"
+        case _:  # such as two texts, each with another pass
             return _predicted(trace, request)
 
 
-def _filled(trace: Trace, task: MaskedLanguageModelling | Encoding) -> str:
+def _filled(trace: Trace) -> str:
     """Return the text with the most probable token in place of each mask."""
+    task: Any = trace.run.task
     row, mask = task.masked(trace.reading.text), trace.run.tokenizer.mask
     if mask not in row:
         return ""
     ids = [int(values_at(trace, at).argmax()) if id == mask else id for at, id in enumerate(row)]
-    around = task if isinstance(task, Encoding) else task.frame
-    return trace.run.tokenizer.decode(ids[len(around.before) : len(ids) - len(around.after)])
+    return trace.run.tokenizer.decode(ids[len(task.frame.before) : len(ids) - len(task.frame.after)])
 
 
 def _predicted(trace: Trace, request: TextRequest) -> str:
@@ -95,21 +87,20 @@ def tags(trace: Trace) -> list[dict[str, Any]] | None:
     A CRF chooses the labels of a sentence together: there the probabilities are None. None for other heads.
     """
     run, names = trace.run, trace.reading.tokens[last_side(trace.run)]
-    match run.task:
-        case Tagging():
-            piece = run.task.read(trace.reading.text, run.config)
-            places, words, labels = run.task.first_tokens(piece), split(trace.reading.text), run.task.spec.labels
-            (best,) = run.task.best(trace.output.float().cpu(), torch.tensor([piece.labels]))
-        case Encoding() if run.config.head.output == "token_labels" and not run.config.head.joint:
-            places = list(range(len(run.task.before), len(names) - len(run.task.after)))
-            words, labels = [names[at] for at in places], run.task.spec.labels
-            best = [labels[i] for i in trace.output[0, places].argmax(-1).tolist()]
-        case _:
-            return None
+    if run.spec.serves(run.config.head) != "tag":
+        return None
+    task: Any = run.task
+    labels, piece = run.spec.label_names or (), task.read(trace.reading.text, run.config)
+    places, words = task.words(trace.reading.text, piece)
+    if not run.spec.reads_words:
+        words = [names[at] for at in places]
     if trace.output.dim() == 4:
+        (best,) = task.best(trace.output.float().cpu(), torch.tensor([piece.labels]))
         shares: list[Any] = [None] * len(places)
     else:
-        p = trace.output[0, places].float().cpu().softmax(dim=-1)
+        logits = trace.output[0, places].float().cpu()
+        best = [labels[i] for i in logits.argmax(dim=-1).tolist()]
+        p = logits.softmax(dim=-1)
         top = p.topk(min(TOP_LABELS, len(labels)))
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         shares = [[(labels[i], x) for i, x in zip(*row, strict=True)] for row in rows]
@@ -132,13 +123,8 @@ def vector(trace: Trace) -> list[float] | None:
 def probabilities(trace: Trace) -> list[tuple[str, float]] | None:
     """Return the probability of each label in descending order; None for other heads."""
     run = trace.run
-    match run.task:
-        case Classifying():
-            labels, several = run.task.spec.labels, run.task.spec.separator is not None
-        case Encoding() if run.config.head.output == "classifier":
-            labels, several = run.task.spec.labels, run.task.spec.multi_label
-        case _:
-            return None
+    if run.spec.serves(run.config.head) != "classify":
+        return None
     logits = trace.output[0].float().cpu()
-    p = torch.sigmoid(logits) if several else logits.softmax(dim=-1)
-    return sorted(zip(labels, p.tolist(), strict=True), key=lambda pair: -pair[1])
+    p = torch.sigmoid(logits) if run.spec.several_labels else logits.softmax(dim=-1)
+    return sorted(zip(run.spec.label_names or (), p.tolist(), strict=True), key=lambda pair: -pair[1])

@@ -8,8 +8,7 @@ import torch
 from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault
 from anyformer.explore.requests import TextRequest
-from anyformer.explore.trace import Trace, last_side, predicts_tokens
-from anyformer.tasks.lm import LanguageModelling
+from anyformer.explore.trace import Trace, last_side, predicts_tokens, reads_on
 
 CHUNK = 64  # positions whose logits are computed at once
 
@@ -25,7 +24,7 @@ def surprise(trace: Trace, request: TextRequest) -> dict[str, Any]:
     if side != "decoder" or not predicts_tokens(run):
         raise ConfigError([Fault("run", "predicts no next token: there is no log-probability of a text")])
     ids, tokens = trace.reading.distinct_ids(side)[0], trace.reading.tokens[side]
-    plain = isinstance(run.task, LanguageModelling) and not run.task.marked
+    plain = reads_on(run)
     first = 1 if plain else max(1, trace.reading.begins or 1)
     hidden, name = trace.activations[f"{side}.final"], run.tokenizer.token
     rows: list[dict[str, Any] | None] = [None] * first

@@ -31,7 +31,7 @@ from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
 from anyformer.run import Run
 from anyformer.run_inspection import Reading, read
-from anyformer.tasks.regress import Regressing
+from anyformer.tasks.generation import Writer
 
 EAGER = PassOptions("eager")
 
@@ -223,6 +223,11 @@ def predicts_tokens(run: Run) -> bool:
     return run.config.head.predicts_tokens
 
 
+def reads_on(run: Run) -> bool:
+    """Return whether a model predicts every token of a text from those before it."""
+    return isinstance(run.task, Writer) and run.task.continues and not run.task.marked
+
+
 OutputKind = Literal["tokens", "masked", "labels", "number", "tags", "answer", "vector"]
 
 
@@ -234,7 +239,7 @@ def output_kind(run: Run) -> OutputKind:
         case "masked_lm":
             return "masked"
         case "classifier":
-            return "number" if isinstance(run.task, Regressing) else "labels"
+            return "number" if run.spec.label_names is None else "labels"
         case "token_labels":
             return "tags"
         case "span":

@@ -52,7 +52,6 @@ from anyformer.interop.weight_files import load_pickle, read_json, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, LanguageModel
 from anyformer.run import Run, load, new_folder, write_model, write_run, writing
-from anyformer.tasks.build import build_task
 
 
 def import_model(
@@ -133,7 +132,7 @@ def import_model(
 def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer, spec: TaskSpec) -> None:
     """Write a model that has one tokenizer into a new folder, which becomes `out`."""
     with writing(out):
-        write_model(folder, model.state_dict(), model.config, spec, build_task(spec, tokenizer, None))
+        write_model(folder, model.state_dict(), model.config, spec, spec.build(tokenizer))
 
 
 def _read_adapter(

@@ -52,7 +52,6 @@ from anyformer.recipe import (
 )
 from anyformer.run import Run, write_folder
 from anyformer.tasks.base import open_media
-from anyformer.tasks.build import build_task
 from anyformer.tasks.generation_defaults import NO_DEFAULTS
 from anyformer.tasks.sequence_level import Frame
 
@@ -106,7 +105,7 @@ def from_hf(
     spec = _task(model.config, found)
     if isinstance(model.config.source, Audio):
         spec = _speech(found, text)
-    task = build_task(spec, text, source)
+    task = spec.build(text, source)
     open_media(task, model.config)
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     written = isinstance(model.config.head, LM) and not isinstance(spec, Transcribe)

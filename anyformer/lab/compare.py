@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -14,7 +14,7 @@ from anyformer.lab.decision import Side
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
 from anyformer.lab.stats import Summary, is_constant, summary, tabled_test, welch, written_test
-from anyformer.recipe import LOWER_IS_BETTER, Metric
+from anyformer.recipe import is_lower_better
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ def settings(results: Iterable[Result]) -> dict[str, list[Result]]:
     return found
 
 
-def compare(results: Sequence[Result], metric: str) -> list[Line]:
+def compare(grid: Grid, results: Sequence[Result]) -> list[Line]:
     """Return a line for each setting; the first is the baseline."""
+    metric, measures = grid.metric, grid.recipe(results[0].cell).task.measures
     lines, baseline = list[Line](), tuple[float, ...]()
     for number, (varied, some) in enumerate(settings(results).items()):
         complete = [r.found for r in some if not r.found["diverged"]]
         values = tuple(float(found[metric]) for found in complete)
-        known = [name for name in get_args(Metric) if name != metric and complete and name in complete[0]]
+        known = [name for name in measures if name != metric and complete and name in complete[0]]
         if number == 0:
             baseline = values
         lines.append(
@@ -110,7 +111,7 @@ def verdict(lines: Sequence[Line], metric: str, rates: Sequence[str] = ()) -> st
     ranked = sorted((line for line in lines if line.values), key=lambda line: line.summary.mean)
     if not ranked:
         return "no verdict: every training diverged"
-    best, *others = ranked if metric in LOWER_IS_BETTER else ranked[::-1]
+    best, *others = ranked if is_lower_better(metric) else ranked[::-1]
     head = f"best: {best.name} ({metric} {best.summary})"
     for name in rates:
         side = _side(best, lines, metric, name)
@@ -137,10 +138,10 @@ def verdict(lines: Sequence[Line], metric: str, rates: Sequence[str] = ()) -> st
 
 def _side(best: Line, lines: Sequence[Line], metric: str, rate: str) -> Side:
     """Return the scores by learning rate of the lines that equal the best one in all else."""
-    worst = [math.inf if metric in LOWER_IS_BETTER else -math.inf]  # where every training diverged
+    worst = [math.inf if is_lower_better(metric) else -math.inf]  # where every training diverged
     same = [line for line in lines if {**line.setting, rate: 0} == {**best.setting, rate: 0}]
     scores = {float(line.setting[rate]): line.values or worst for line in same}
-    return Side(rate, scores, higher=metric not in LOWER_IS_BETTER)
+    return Side(rate, scores, higher=not is_lower_better(metric))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -159,7 +160,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
     """Write `README.md` and its figure to the folder of a grid."""
-    lines = compare(results, grid.metric)
+    lines = compare(grid, results)
     figure, (left, right) = panels(2, height=max(3.2, 1.2 + 0.3 * len(lines)))
     bars(left, {", ".join(str(v) for v in line.setting.values()): line.values for line in lines})
     left.set(xlabel=f"validation {grid.metric}", ylabel=", ".join(axis.name for axis in grid.axes))

@@ -38,7 +38,7 @@ from anyformer.lab.cells import (
 from anyformer.lab.claims import WHOLE, claimed, holder
 from anyformer.lab.trial import trial
 from anyformer.processes import locked
-from anyformer.recipe import Metric, Recipe, measures
+from anyformer.recipe import Recipe
 from anyformer.recipes import read_recipe
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, read_rows
@@ -121,7 +121,7 @@ class Grid(Spec):
     axes: Annotated[tuple[Axis, ...], Field(min_length=1)]  # the settings that vary
     seeds: Annotated[tuple[Count, ...], Field(min_length=1)] = (0, 1, 2)  # seeds of every setting
     budget: Budget  # length of every run
-    metric: Metric = "loss"  # compared on the validation data
+    metric: str = "loss"  # compared on the validation data
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -284,7 +284,7 @@ def check(grid: Grid, cells: Sequence[Cell]) -> None:
             raise ConfigError(Fault(f"{setting}: {fault.path}", fault.message) for fault in error.faults) from None
         if recipe.data.valid is None:
             raise ConfigError([Fault("base", f"= '{grid.base}': has no data.valid, by which settings are compared")])
-        if grid.metric not in (known := measures(recipe.task)):
+        if grid.metric not in (known := recipe.task.measures):
             raise ConfigError([Fault("metric", f"= '{grid.metric}': the task measures {', '.join(known)}")])
         apply_budget(recipe, grid.budget, setting)
 

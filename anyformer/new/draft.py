@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
+from anyformer.config.part import kind_of
 from anyformer.config.spec import did_you_mean
 from anyformer.data.readers import Rows
 from anyformer.new import loop, models
@@ -15,7 +16,7 @@ from anyformer.new.models import Facts, Line
 from anyformer.new.overrides import override_lines
 from anyformer.new.texts import TextStats, measure
 from anyformer.new.toml import toml
-from anyformer.recipe import PARTS, Classify, Embed, LanguageModel, MaskedLanguageModel, Regress, Seq2Seq, Tag, Task
+from anyformer.recipe import PARTS, Task
 from anyformer.recipe.source import SPLITS
 
 TASKS = {  # the names that users give to tasks
@@ -182,7 +183,7 @@ def draft(request: Request) -> Draft:
         raise ConfigError([Fault("--label" if kind == "classify" else "--tags", what)])
     outputs = _measure(rows, ["target"]) if kind == "seq2seq" else None
     facts = Facts(task, inputs, outputs, total, labels, request.gpu, request.first, request.lora)
-    if isinstance(task, Classify):
+    if kind == "classify":
         facts = replace(facts, task=task.model_copy(update={"max_length": models.max_length(facts)}))
     return Draft(request, facts, sources)
 
@@ -202,24 +203,21 @@ def _labels(rows: Rows, separator: str | None = None) -> list[str]:
 
 def _task(kind: str, request: Request, sources: Sources) -> Task:
     rows = sources.rows["train"]
-    pairs = "pair" in rows.columns
+    pairs, fields = "pair" in rows.columns, dict[str, Any]()
     match kind:
         case "seq2seq":
-            return Seq2Seq(**_metrics(rows))
+            fields = _metrics(rows)
         case "classify":
-            return Classify(pairs=pairs, labels=_unseen(sources))
+            fields = {"pairs": pairs, "labels": _unseen(sources)}
         case "tag":
             tags = _labels(rows)
             spans = any(tag.startswith("B-") for tag in tags) and all(tag == "O" or tag[1:2] == "-" for tag in tags)
-            return Tag(spans=spans, labels=_unseen(sources))
-        case "lm":
-            return LanguageModel()
-        case "mlm":
-            return MaskedLanguageModel()
+            fields = {"spans": spans, "labels": _unseen(sources)}
         case "regress":
-            return Regress(pairs=pairs, apart=pairs)
-        case _:
-            return Embed()
+            fields = {"pairs": pairs, "apart": pairs}
+    known: Any = {kind_of(task): task for task in Task.choices()}
+    made: Task = known[kind](**fields)
+    return made
 
 
 def _unseen(sources: Sources) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ batches    padded, packed, crops, ordered
 bins       numbers as tokens
 data       the sources of a recipe, joined and mixed ones
 imported_task  tasks of imported models
+label_task  tasks that give labels, numbers, vectors or spans
 logger     where metrics are written beside metrics.jsonl
 model_split  which models several processes can share: layers or rows
 optimizer  optimisers and their settings
@@ -15,7 +16,8 @@ source     the family of data sources, and which fit which task
 sources    sources in files: texts, lines, folders, arrays, shards
 synthetic  synthetic sources: digits, dates, additions, scenes
 table      tables as a source, and their formats
-task       tasks, with the columns they read, their metrics and the models they need
+task       families of tasks: the columns they read, their metrics and the models they need
+text_task  language models, conversations, actions
 tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
 train      settings of the training loop
 width_transfer  muP: one learning rate for models of all widths
@@ -27,6 +29,7 @@ from anyformer.recipe.batches import *
 from anyformer.recipe.bins import *
 from anyformer.recipe.data import *
 from anyformer.recipe.imported_task import *
+from anyformer.recipe.label_task import *
 from anyformer.recipe.logger import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
@@ -37,6 +40,7 @@ from anyformer.recipe.sources import *
 from anyformer.recipe.synthetic import *
 from anyformer.recipe.table import *
 from anyformer.recipe.task import *
+from anyformer.recipe.text_task import *
 from anyformer.recipe.tokenizer import *
 from anyformer.recipe.train import *
 from anyformer.recipe.width_transfer import *

@@ -1,11 +1,16 @@
 """Tasks of imported models, which only predict. Imports no torch."""
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from anyformer.config import ConfigError, Fault, Pictures, Spec
+from anyformer.config import ConfigError, Fault, Head, Pictures, Spec
 from anyformer.config.spec import Count, Flag, Size, did_you_mean
+from anyformer.recipe.task import AnyTask, Served
+
+if TYPE_CHECKING:
+    from anyformer.data.tokenizer import TextTokenizer
+    from anyformer.tasks.base import Task as BuiltTask
 
 
 class Prompt(Spec):
@@ -15,7 +20,7 @@ class Prompt(Spec):
     text: str  # read before each text, without a separator
 
 
-class Encoder(Spec):
+class Encoder(AnyTask):
     """Predict with an imported encoder: a vector, a label, labels of the tokens, or the tokens at masks.
 
     A model of patches reads picture files.
@@ -30,6 +35,10 @@ class Encoder(Spec):
     prompts: tuple[Prompt, ...] = ()  # texts to be read before a text, selected by name
     default_prompt: str | None = None  # name of the prompt where none is given; None: no prompt
 
+    head_kind: ClassVar = None
+    shapes: ClassVar = ("encoder", "decoder", "encoder-decoder")
+    predict_options: ClassVar = ("prompt_name",)
+
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
         names = [prompt.name for prompt in self.prompts]
@@ -38,6 +47,13 @@ class Encoder(Spec):
         if self.default_prompt is not None:
             self.prompt_text(self.default_prompt, "default_prompt")
         return self
+
+    @property
+    def several_labels(self) -> bool:
+        return self.multi_label
+
+    def serves(self, head: Head) -> Served | None:
+        return None if head.joint else super().serves(head)
 
     def prompt_text(self, name: str | None = None, path: str = "prompt_name") -> str:
         """Return the prompt of a name, by default the default one; "" if there is none, or for the name ""."""
@@ -50,8 +66,13 @@ class Encoder(Spec):
             raise ConfigError([Fault(path, f"= '{name}': {what}")])
         return known[name]
 
+    def build(self, tokenizer: "TextTokenizer", source_tokenizer: "TextTokenizer | None" = None) -> "BuiltTask":
+        from anyformer.tasks.imported_encoder import Encoding
 
-class Transcribe(Spec):
+        return Encoding(self, tokenizer)
+
+
+class Transcribe(AnyTask):
     """Predict with an imported speech model, such as Whisper: the text of a WAV file."""
 
     kind: Literal["transcribe"] = "transcribe"
@@ -59,3 +80,11 @@ class Transcribe(Spec):
     opening: tuple[tuple[Count, ...], ...] = ()
     suppress: tuple[Count, ...] = ()  # ids that no answer contains
     suppress_first: tuple[Count, ...] = ()  # ids that are not the first after the opening
+
+    head_kind: ClassVar = "lm"
+    shapes: ClassVar = ("encoder-decoder",)
+
+    def build(self, tokenizer: "TextTokenizer", source_tokenizer: "TextTokenizer | None" = None) -> "BuiltTask":
+        from anyformer.tasks.transcribe import Transcribing
+
+        return Transcribing(self, tokenizer)

@@ -1,36 +1,24 @@
 """The recipe of a run, and the rules between its parts. Imports no torch."""
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Spec
-from anyformer.config.spec import Count, did_you_mean
+from anyformer.config.spec import Count, Flag, did_you_mean
 from anyformer.datasets.registry import registry
-from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
-from anyformer.recipe.data import Data, MixedSources, splits
-from anyformer.recipe.model_split import context_faults
-from anyformer.recipe.seq2seq_task import Mixture, Preferences, Rewards, Seq2Seq
-from anyformer.recipe.source import source_faults
-from anyformer.recipe.task import (
-    Actions,
-    Chat,
-    Classify,
-    Embed,
-    LanguageModel,
-    MaskedLanguageModel,
-    PrefixLM,
-    QuestionAnswering,
-    Regress,
-    SpanCorruption,
-    Tag,
-    Task,
-    columns,
-    compares_with_start,
-    measures,
-    model_faults,
+from anyformer.recipe import (
+    imported_task as imported_task,
+    label_task as label_task,
+    seq2seq_task as seq2seq_task,
+    text_task as text_task,
 )
+from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
+from anyformer.recipe.data import Data, splits
+from anyformer.recipe.model_split import context_faults
+from anyformer.recipe.source import source_faults
+from anyformer.recipe.task import AnyTask, Task
 from anyformer.recipe.tokenizer import AnyTokenizer, DataTokenizer, RunTokenizer, Tokenizer
 from anyformer.recipe.train import Processes, Train
 from anyformer.recipe.width_transfer import scale_faults
@@ -52,7 +40,8 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         rules = (_batch_faults, _data_faults, _tokenizer_faults, _train_faults, _tensor_faults, _context_faults)
-        faults = [*model_faults(self.task, self.model), *(fault for rule in rules for fault in rule(self))]
+        faults = [*self.task.model_faults(self.model), *(fault for rule in rules for fault in rule(self))]
+        faults += self.task.faults(self)
         if faults:
             raise ConfigError(faults)
         return self
@@ -63,8 +52,9 @@ def _batch_faults(recipe: Recipe) -> Iterator[Fault]:
     batches, model = recipe.batches, recipe.model
     if why := _unfit_batches(recipe):
         yield Fault("batches.kind", f"= '{batches.kind}': {why}")
-    if isinstance(batches, Padded) and batches.few_shapes and (why := _needs_real_rows(recipe)):
-        yield Fault("batches.few_shapes", f"= true: {why}")
+    if isinstance(batches, Padded) and batches.few_shapes and (why := recipe.task.real_rows):
+        what = f"the task {recipe.task.kind} {why}, and some would be empty"
+        yield Fault("batches.few_shapes", f"= true: {what}")
     if isinstance(batches, Packed) and batches.length > batches.tokens:
         yield Fault("batches.length", f"= {batches.length}: must be at most tokens = {batches.tokens}")
     side, stack = next(reversed(model.stacks.items()))
@@ -72,38 +62,11 @@ def _batch_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("batches.length", f"= {batches.length}: the {side} has {stack.limit} positions")
 
 
-def _needs_real_rows(recipe: Recipe) -> str:
-    """Return why a batch cannot have rows that stand for no example; empty if it can."""
-    match recipe.task:
-        case Embed() | Preferences() | Rewards() | Regress(apart=True):
-            return f"the task {recipe.task.kind} compares the rows of a batch, and some would be empty"
-        case QuestionAnswering():
-            return f"the task {recipe.task.kind} finds a span in each row, and some would be empty"
-    return ""
-
-
 def _unfit_batches(recipe: Recipe) -> str:
     """Return why the task or the model cannot be trained on this kind of batches; empty if it can."""
-    kind, head, decoder = recipe.batches.kind, recipe.model.head, recipe.model.decoder
-    match recipe.task:
-        case Classify() | Regress() | Embed() | QuestionAnswering() if kind != "padded":
-            return f"the task {recipe.task.kind} has one output per row: use 'padded'"
-        case Tag() if kind not in ("padded", "packed"):
-            return "the task tag reads sentences: use 'padded' or 'packed'"
-        case Tag() if kind == "packed" and head.joint:
-            return "a CRF reads one sentence per row: use 'padded', or model.head.crf = false"
-        case Preferences() if kind != "padded":
-            return "the task dpo compares two rows of a batch: use 'padded'"
-        case Rewards() if kind != "padded":
-            return "the task grpo samples one answer per row: use 'padded'"
-        case Chat() if kind not in ("padded", "packed"):
-            return "the task chat reads conversations: use 'padded' or 'packed'"
-        case Actions() if kind not in ("padded", "packed"):
-            return "the task actions reads episodes: use 'padded' or 'packed'"
-        case Seq2Seq() | Mixture() if kind in ("crops", "ordered"):
-            return "crops of one long text are for the task lm; use 'padded' or 'packed'"
-        case MaskedLanguageModel() | SpanCorruption() | PrefixLM() if kind == "ordered":
-            return f"the task {recipe.task.kind} reads each chunk of a text separately; use another kind"
+    kind, decoder = recipe.batches.kind, recipe.model.decoder
+    if why := recipe.task.unfit_batches(kind, recipe.model):
+        return why
     if decoder and decoder.memory and kind != "ordered":
         return "a model with memory continues from batch to batch: use 'ordered'"
     if recipe.data.train.is_tokenised and kind not in ("crops", "ordered"):
@@ -117,27 +80,12 @@ def _data_faults(recipe: Recipe) -> Iterator[Fault]:
     for i, one in enumerate(data.sets):
         if one not in registry():
             yield Fault(f"data.sets.{i}", f"= '{one}': no such data set; {did_you_mean(one, registry())}")
-    for name, key, _, source in splits(data):
-        yield from (f.under(key) for f in source_faults(source, task.kind, columns(task)))
-        if isinstance(task, Mixture) and isinstance(source, MixedSources):
-            yield from (f.under(f"{key}.parts") for f in _mixture_faults(task, source, complete=name == "train"))
+    for _, key, _, source in splits(data):
+        yield from (f.under(key) for f in source_faults(source, task.kind, task.columns))
     media = [read.stream for read in recipe.model.inputs.values()]
     for kind in ("image", "audio"):
         if getattr(data.augment, kind, None) is not None and not any(getattr(one, kind, None) for one in media):
             yield Fault(f"data.augment.{kind}", f"the model reads no {kind}: set `media` of its input")
-    if data.train.is_tokenised and isinstance(task, LanguageModel) and task.framed:
-        yield Fault("task.framed", "= true: shards hold plain texts, each followed by <eos>; set it to false")
-
-
-def _mixture_faults(task: Mixture, source: MixedSources, complete: bool) -> Iterator[Fault]:
-    """Yield what makes the sources of a mixture differ from its tasks; if `complete`, every task needs one."""
-    tasks, sources = [part.name for part in task.parts], [part.name for part in source.parts]
-    for i, name in enumerate(sources):
-        if name not in tasks:
-            yield Fault(f"{i}.name", f"= '{name}': the task has no such part; {did_you_mean(name, tasks)}")
-        elif name in sources[:i]:
-            yield Fault(f"{i}.name", f"= '{name}': already has a source; combine the two with kind = 'joined'")
-    yield from (Fault("", f"there is no source for '{name}'") for name in tasks if complete and name not in sources)
 
 
 def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
@@ -159,11 +107,9 @@ def _tokenizer_faults(recipe: Recipe) -> Iterator[Fault]:
 def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     """Yield training settings that do not fit the task, the model, or each other."""
     task, head, train = recipe.task, recipe.model.head, recipe.train
-    if isinstance(task, Preferences | Rewards):
-        yield from _answer_faults(recipe, task)
-    if train.own_tokens and (isinstance(task, Preferences | Rewards) or not isinstance(task, Seq2Seq | Mixture)):
+    if train.own_tokens and not task.takes_own_tokens:
         yield Fault("train.own_tokens", f"is for the tasks seq2seq and mixture, and this is {task.kind}")
-    if train.label_smoothing and not _can_smooth_labels(recipe):
+    if train.label_smoothing and (head.joint or not task.smooths_labels):
         what = "needs one correct label among several, as in classify without a separator"
         if head.joint:
             what = "a CRF has no loss per word; set it to 0, or model.head.crf = false"
@@ -178,8 +124,8 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
         yield Fault("train.precision", f"= 'fp8': weights of train.base_bits = {train.base_bits} need 'auto' or 'bf16'")
     if train.average > 1 and train.save_every is None:
         yield Fault("train.average", f"= {train.average}: needs checkpoints to average: set train.save_every")
-    if train.best not in (known := measures(task)):
-        yield Fault("train.best", f"= '{train.best}': the metrics of the task are {', '.join(known)}")
+    if why := task.unknown_measure(train.best):
+        yield Fault("train.best", f"= '{train.best}': {why}")
     for name, divided in (("shard", recipe.parallel.shard == "full"), ("tensor", recipe.parallel.tensor > 1)):
         if divided and train.optimizer.needs_whole:
             what = f"needs whole weights, and parallel.{name} = {getattr(recipe.parallel, name)!r} divides them"
@@ -188,34 +134,6 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     yield from scale_faults(recipe.model, train.scale, train.optimizer, train.init_from)
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):
         yield Fault("train.patience", f"= {train.patience}: needs data.valid and train.evaluate_every")
-
-
-def _answer_faults(recipe: Recipe, task: Preferences | Rewards) -> Iterator[Fault]:
-    """Yield what cannot be trained by preferences or rewards."""
-    model, name = recipe.model, f"the task {task.kind}"
-    if compares_with_start(task) and recipe.train.init_from is None:
-        yield Fault("train.init_from", f"is required: {name} compares the model with the run that it starts from")
-    if task.prefix:
-        yield Fault("task.prefix", f"= true: {name} reads sources in one direction only: leave it out")
-    if model.head.further:
-        yield Fault("model.head.multi_token", f"{name} has no loss for further tokens: leave it out")
-    if not isinstance(task, Rewards):
-        return
-    if model.target and model.target.stream:
-        yield Fault("model.target.media", "the task grpo samples answers to texts only: leave it out")
-    if task.updates > 1 and (where := _first_dropout(model.model_dump(), "model")):
-        what = f"= {task.updates}: the ratio to the model that sampled an answer must not depend on dropout"
-        yield Fault("task.updates", f"{what}: set it to 1, or {where} to 0")
-
-
-def _first_dropout(config: Any, path: str) -> str:
-    """Return the path of the first dropout above 0 in a config as plain values; empty if there is none."""
-    named = dict(enumerate(config)) if isinstance(config, list | tuple) else config if isinstance(config, dict) else {}
-    for name, value in named.items():
-        where = f"{path}.{name}"
-        if found := where if name == "dropout" and value else _first_dropout(value, where):
-            return found
-    return ""
 
 
 def _tensor_faults(recipe: Recipe) -> Iterator[Fault]:
@@ -240,8 +158,6 @@ def _context_faults(recipe: Recipe) -> Iterator[Fault]:
     if recipe.parallel.context == 1:
         return
     yield from (_context_fault(recipe, what) for what in context_faults(recipe.model))
-    if isinstance(recipe.task, Preferences | Rewards):
-        yield _context_fault(recipe, f"the task {recipe.task.kind} compares whole rows")
     if train.teacher:
         yield _context_fault(recipe, "train.teacher reads whole rows")
     if train.own_tokens:
@@ -257,11 +173,8 @@ def _context_fault(recipe: Recipe, what: str) -> Fault:
 def _without_distribution(recipe: Recipe) -> str:
     """Return why a teacher has no distributions for the student to learn; empty if it has."""
     head = recipe.model.head
-    match recipe.task:
-        case Regress() | Embed() | QuestionAnswering() | Preferences() | Rewards():
-            return f"the task {recipe.task.kind} has none"
-        case Classify(separator=str()):
-            return "with task.separator each label is decided separately"
+    if why := recipe.task.without_distribution:
+        return why
     if head.joint:
         return "a CRF has none per word; set model.head.crf = false"
     if head.further:
@@ -269,12 +182,9 @@ def _without_distribution(recipe: Recipe) -> str:
     return ""
 
 
-def _can_smooth_labels(recipe: Recipe) -> bool:
-    """Return whether the loss is a softmax cross-entropy: not regression, embeddings, several labels or a CRF."""
-    match recipe.task:
-        case Regress() | Embed() | Preferences() | Rewards():
-            return False
-        case Classify(separator=separator):
-            return separator is None
-        case _:
-            return not recipe.model.head.joint
+class TaskFile(Spec):
+    """The contents of a run's task.json."""
+
+    task: AnyTask  # the task, with its settings
+    source_tokenizer: Flag | None = None  # source_tokenizer.json is required; None: written by an earlier version
+    media_required: Flag = False  # every training row had an image, sound or vector: texts without one are refused

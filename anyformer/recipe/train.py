@@ -9,7 +9,7 @@ from anyformer.config.spec import Count, Flag, Fraction, Positive, Probability, 
 from anyformer.recipe.logger import Logger, TensorBoard
 from anyformer.recipe.optimizer import Optimizer
 from anyformer.recipe.schedule import Constant, Schedule
-from anyformer.recipe.task import Metric, Share
+from anyformer.recipe.task import Share
 from anyformer.recipe.width_transfer import StandardScale, WidthScale
 
 PARTS = 1000  # of the time of a training, which its schedule counts as steps
@@ -64,7 +64,7 @@ class Train(Spec):
     keep: Size = 2  # newest checkpoints kept, in addition to the best
     snapshots: Count | Literal["auto"] = "auto"  # steps whose weights `explore` shows; auto: 12, within snapshot_mib
     snapshot_mib: Count = 256  # MiB of all snapshots of `auto` together: of a large model there are fewer, or none
-    best: Metric = (
+    best: str = (
         "loss"  # selects the best checkpoint in validation: lowest loss or word_error_rate, highest value of others
     )
     patience: Size | None = None  # evaluations without improvement before training stops; None: it never stops early

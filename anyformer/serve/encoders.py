@@ -13,45 +13,13 @@ from anyformer.data.batch import Example
 from anyformer.run import Run
 from anyformer.serve.request import EncodeKind, Failed, Unsupported
 from anyformer.serve.stats import Stats
-from anyformer.tasks.classify import Classifying
-from anyformer.tasks.embed import Embedding
-from anyformer.tasks.imported_encoder import Encoding
-from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.regress import Regressing
 from anyformer.tasks.sequence_level import read_rows
-from anyformer.tasks.tag import Tagging, split
 
 MAX_LOGITS = 2**26  # of a batch that fills masks
 TOP = 5  # tokens for a mask, by default
 
 Item = Callable[[Tensor], Any]
 """From the head's output for a text, without padding, to the item that the caller gets."""
-
-
-def encode_kinds(run: Run) -> tuple[EncodeKind, ...]:
-    """Return what a run can do with texts besides generation."""
-    match run.task:
-        case Embedding():
-            return ("embed",)
-        case Classifying():
-            return ("classify",)
-        case Regressing():
-            return ("number",)
-        case Tagging():
-            return ("tag",)
-        case MaskedLanguageModelling():
-            return ("fill_mask",)
-        case Encoding():
-            match run.config.head.output:
-                case "embedder" | "none":
-                    return ("embed",)
-                case "classifier":
-                    return ("classify",)
-                case "token_labels" if not run.config.head.joint:
-                    return ("tag",)
-                case "masked_lm":
-                    return ("fill_mask",)
-    return ()
 
 
 class TextJob:
@@ -159,7 +127,7 @@ class EncodeServer:
     ) -> tuple[list[Example], list[Item]]:
         """Return the examples of texts, and what becomes of their outputs."""
         task: Any = self.run.task
-        if prompt_name is not None and not isinstance(task, Encoding):
+        if prompt_name is not None and not hasattr(task.spec, "prompts"):
             raise Unsupported(f"prompt_name = '{prompt_name}': the model has no prompts")
         named = {} if prompt_name is None else {"prompt_name": prompt_name}
         examples: dict[int, Example] = task.examples(texts, self.run.config, **named)
@@ -188,32 +156,22 @@ class EncodeServer:
     def _labels(self, logits: Tensor) -> list[tuple[str, float]]:
         """Return each label with its probability; of several labels, each has one of its own."""
         spec: Any = self.run.spec
-        several = getattr(spec, "separator", None) is not None or getattr(spec, "multi_label", False)
-        p = logits.sigmoid() if several else logits.softmax(dim=-1)
-        return list(zip(spec.labels, p.tolist(), strict=True))
+        p = logits.sigmoid() if spec.several_labels else logits.softmax(dim=-1)
+        return list(zip(spec.label_names, p.tolist(), strict=True))
 
     def _tags(self, text: str, example: Example) -> Item:
         """Return each word with its tag, and the probability of the tag; None with a CRF."""
-        task = self.run.task
-        if isinstance(task, Tagging):
-            tagging, words, at = task, split(text), task.first_tokens(example)
+        task: Any = self.run.task
+        at, words = task.words(text, example)
 
-            def best(logits: Tensor) -> list[tuple[str, str, float | None]]:
-                tags = tagging.best(logits[None], torch.tensor([list(example.labels)]))[0]
-                p = [None] * len(at) if logits.dim() > 2 else logits[at].softmax(dim=-1).amax(dim=-1).tolist()
-                return list(zip(words, tags, p, strict=True))
+        def best(logits: Tensor) -> list[tuple[str, str, float | None]]:
+            if logits.dim() > 2:
+                (tags,) = task.best(logits[None], torch.tensor([list(example.labels)]))
+                return list(zip(words, tags, [None] * len(at), strict=True))
+            tags = [task.spec.label_names[i] for i in logits[at].argmax(dim=-1).tolist()]
+            return list(zip(words, tags, logits[at].softmax(dim=-1).amax(dim=-1).tolist(), strict=True))
 
-            return best
-        assert isinstance(task, Encoding)
-        encoding, tokenizer = task, task.tokenizer
-        ids = list(example.ids)[len(task.before) : len(example.ids) - len(task.after)]
-
-        def each(logits: Tensor) -> list[tuple[str, str, float | None]]:
-            p, best = encoding.text_only(logits).softmax(dim=-1).max(dim=-1)
-            labels = [encoding.spec.labels[i] for i in best.tolist()]
-            return list(zip(map(tokenizer.token, ids), labels, p.tolist(), strict=True))
-
-        return each
+        return best
 
     def _fillings(self, example: Example, k: int) -> Item:
         """Return the k most probable tokens for each mask, with their names and probabilities."""

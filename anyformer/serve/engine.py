@@ -14,7 +14,7 @@ from anyformer.nn.uncached import check_parts
 from anyformer.run import Run
 from anyformer.serve.adapters import share_body
 from anyformer.serve.admission import check_generation, limits_of, longest_text
-from anyformer.serve.encoders import EncodeServer, Scoring, TextJob, encode_kinds
+from anyformer.serve.encoders import EncodeServer, Scoring, TextJob
 from anyformer.serve.job import Item, Job, Mailbox, Outbox, Server, TokenIds
 from anyformer.serve.paged_server import PagedServer
 from anyformer.serve.pool import why_not_paged
@@ -341,5 +341,6 @@ def _describe(name: str, run: Run | Transformer, adapters: tuple[str, ...], limi
     tokenizer = None if own is None else own.tokenizer
     kinds: tuple[str, ...] = ("generate", "search") if writes else ()
     if own is not None:
-        kinds += encode_kinds(own) + (("score",) if writes else ())
+        served = own.spec.serves(own.config.head)
+        kinds += ((served,) if served else ()) + (("score",) if writes else ())
     return Model(name, own, tokenizer, length, source, vocabulary, kinds, adapters)

@@ -5,7 +5,6 @@ answer_budgets       maximum numbers of tokens of answers
 answer_metrics       exact match and F1 of answers, as SQuAD defines them
 answer_spans         windows over long texts, and the best spans of their logits
 base                 the protocol of tasks, the call of a model on a batch, checks of lengths
-build                the task that a spec describes
 chat_answers         answers of a chat model, in the tasks dpo and grpo
 chat                 conversations: loss on the assistant's messages, and answers to the next one
 classify             classification of texts or pairs, by one label or several

@@ -90,7 +90,7 @@ def window_spans(steps: int, history: int) -> Iterator[tuple[int, int, int]]:
 class ActionPrediction(TokenTask):
     """Prediction of actions."""
 
-    source_tokenizer: TextTokenizer | None = None
+    spec: Actions
 
     def __init__(self, spec: Actions, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer

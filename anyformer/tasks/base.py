@@ -1,6 +1,7 @@
-"""The protocol of tasks, and what they share: the call of a model on a batch, the total loss, checks of lengths."""
+"""The base of tasks, and what they share: the call of a model on a batch, the total loss, checks of lengths."""
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,35 +48,52 @@ Progress = Callable[[int], None]
 """Called with the number of texts that have been processed since the last call."""
 
 
-class Task(Protocol):
+class Task(ABC):
     """A task with its tokenizers."""
 
+    spec: AnyTask  # completed from the training rows: names of labels, mean and deviation
     tokenizer: TextTokenizer
-    source_tokenizer: TextTokenizer | None
+    source_tokenizer: TextTokenizer | None = None
+    dense_loss = False  # whether the loss reads whole logits, with a row for each text or token
 
-    @property
-    def spec(self) -> AnyTask:
-        """The spec, completed from the training rows: names of labels, mean and deviation."""
-
+    @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the loss summed over all labels that are not IGNORE, in fp32."""
 
+    @abstractmethod
     def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         """Return the rows that the task and the model can read; the others become bad rows.
 
         With `batches`, rows must also fit into them, and the result holds their token ids for `loader`.
         """
 
+    @abstractmethod
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         """Return a loader of rows that `filter_rows` has returned."""
 
+    @abstractmethod
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Measure a model on rows that `filter_rows` has returned."""
 
+    @abstractmethod
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
         """Return a prediction for each text; options are those of `generation.generate`."""
+
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        """Return the example of one text to look into; of a model that writes, with a target after it."""
+        raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its texts cannot be looked into")])
+
+    def format_label(self, label: Tensor) -> str | None:
+        """Return the labels of a row as text; None: they are tokens."""
+        return None
+
+    def part(self, name: str | None) -> "Task":
+        """Return one task of a mixture by its name; without one, the task itself."""
+        if name is not None:
+            raise ConfigError([Fault("task", f"= '{name}': the run is of one task, {self.spec.kind}")])
+        return self
 
 
 def ending_ids(tokenizer: TextTokenizer, config: ModelConfig) -> list[int]:
@@ -153,7 +171,7 @@ def check_media(task: ReadsTexts, texts: Sequence[str]) -> None:
         raise ConfigError(faults[:MAX_BAD_ROWS_SHOWN])
 
 
-class TokenTask:
+class TokenTask(Task):
     """Base of tasks whose loss is the cross-entropy over the vocabulary, which an output head can compute itself."""
 
     loss = staticmethod(token_loss)

@@ -13,7 +13,7 @@ from anyformer.data.chat_template import ChatTemplate, Messages
 from anyformer.data.conversations import MESSAGES, parse_messages
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
-from anyformer.data.tokenizer import TextTokenizer
+from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
 from anyformer.decoding.prefix_cache import Reuse
 from anyformer.decoding.strategy import selectors
 from anyformer.nn.model import Transformer
@@ -30,18 +30,14 @@ from anyformer.tasks.base import (
     example_fault,
     token_loss,
 )
-from anyformer.tasks.generation import generate, stream
+from anyformer.tasks.generation import Writer, generate, stream
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
 
 NEW_TOKENS = 512  # of an answer, by default
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """The writer of a chat model: a text is the user's next message after some others."""
-
-    source_tokenizer: TextTokenizer | None = None
-    continues = False
-    marked = False
 
     def __init__(self, template: ChatTemplate, before: Sequence[dict[str, str]] = ()):
         self.template, self.tokenizer = template, template.tokenizer
@@ -77,6 +73,11 @@ class ChatWriter:
         """Return an answer, with its end, after the prompt of some messages; None if it has no tokens."""
         ids, spans = self.template.encode_answers([*messages, {"role": "assistant", "content": answer}])
         return _example(ids, spans[-1:]) if spans[-1] else None
+
+
+def template_of(tokenizer: TextTokenizer) -> ChatTemplate | None:
+    """Return the chat template of a tokenizer; None if it has none."""
+    return ChatTemplate.of(tokenizer, f"{FILE}: {CHAT}")
 
 
 class Conversing(ChatWriter, TokenTask):

@@ -20,16 +20,12 @@ from anyformer.tasks.sequence_level import SequenceLevelTask, refuse_decoding_op
 class Classifying(SequenceLevelTask):
     """Single-label classification by softmax; with a `separator`, multi-label: labels with a logit above 0."""
 
+    spec: Classify
     dense_loss = True
 
     def __init__(self, spec: Classify, tokenizer: TextTokenizer):
-        super().__init__(tokenizer, spec.pairs)
-        self.max_length = spec.max_length
-        self._spec, self._numbers = spec, {name: i for i, name in enumerate(spec.labels)}
-
-    @property
-    def spec(self) -> Classify:
-        return self._spec
+        super().__init__(spec, tokenizer)
+        self._numbers = {name: i for i, name in enumerate(spec.labels)}
 
     def parse_label(self, label: str) -> list[int]:
         """Return the id of the label; with a `separator`, 0 or 1 for each label."""
@@ -106,12 +102,12 @@ def split(label: str, separator: str | None) -> list[str]:
     return [name for part in (label.split(separator) if separator else [label]) if (name := part.strip())]
 
 
-def with_labels(spec: Classify, cells: Sequence[str]) -> Classify:
-    """Return the spec with the names of labels: those given, or those of the training rows, sorted."""
+def label_names(spec: Classify, cells: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of labels: those given, or those of the training rows, sorted."""
     if spec.labels:
-        return spec
+        return spec.labels
     names = sorted({name for cell in cells for name in split(cell, spec.separator)})
     if len(names) < (2 if spec.separator is None else 1):
         labels = f"all have the label {shorten(names[0], MAX_LABEL)!r}" if names else "none has a label"
         raise ConfigError([Fault("data.train.label", f"has fewer than two labels: of {len(cells)} rows, {labels}")])
-    return spec.model_copy(update={"labels": tuple(names)})
+    return tuple(names)

@@ -1,7 +1,7 @@
 """Base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm): chunks of texts, loaders, metrics."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -17,20 +17,18 @@ from anyformer.data.dynamic_loader import DynamicCropLoader, DynamicLoader, draw
 from anyformer.data.loader import Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
-from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, DynamicTask, Ordered, Padded
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, bad_row_notes, call, token_loss
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, Task, bad_row_notes, call, token_loss
 
 EVAL_LENGTH = 512  # tokens of a row in evaluation, if batches are padded
 MAX_STREAM_ROWS = 1000  # rows of a stream that are in memory at once
 
 
-class DynamicExampleTask(ABC):
+class DynamicExampleTask(Task):
     """A task that draws its examples from texts."""
 
     spec: DynamicTask
-    tokenizer: TextTokenizer
     min_tokens: int  # of a text
 
     def encode(self, rows: Rows) -> list[list[int]]:

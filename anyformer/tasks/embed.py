@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault
 from anyformer.data.readers import Rows
-from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Embed
 from anyformer.tasks.base import Progress
@@ -24,13 +23,7 @@ class Embedding(SequenceLevelTask):
     Where a text occurs in several pairs, its other pairs are not negatives: they are masked.
     """
 
-    def __init__(self, spec: Embed, tokenizer: TextTokenizer):
-        super().__init__(tokenizer, pairs=True, apart=True)
-        self._spec = spec
-
-    @property
-    def spec(self) -> Embed:
-        return self._spec
+    spec: Embed
 
     def parse_label(self, label: str) -> list[int]:
         return []  # no label: the target is the other text of the pair

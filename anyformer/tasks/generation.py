@@ -1,5 +1,6 @@
 """Generation from texts to texts: answers, n-best lists and streams, under any decoding strategy."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -31,22 +32,28 @@ SETTINGS = ("cache", "chunk", "compile", "reuse")  # fields of `Request` for the
 T = TypeVar("T")
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """A task whose model generates text."""
 
     tokenizer: TextTokenizer
-    source_tokenizer: TextTokenizer | None
-    continues: bool  # an answer continues the text, rather than being a text of its own
-    marked: bool  # the whole prompt sees all of itself
+    source_tokenizer: TextTokenizer | None = None
+    continues = False  # an answer continues the text, rather than being a text of its own
+    marked = False  # the whole prompt sees all of itself
 
+    @abstractmethod
     def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
         """Return the prompt of each text in ids; an empty one for a text whose answer is empty."""
 
+    @abstractmethod
     def default_budget(self, read: int, config: ModelConfig) -> int:
         """Return the maximum number of new tokens for a prompt of `read` tokens, where none is given."""
 
+    @abstractmethod
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
         """Return the texts, or answers to them, as training examples."""
+
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        return self.scored([text], [target or ""], config)[0]
 
 
 class SamplingBackend(Protocol):
@@ -178,7 +185,7 @@ class GenerationRequest:
         stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if stop_ids is None:
             stop_ids = ending_ids(task.tokenizer, model.config)
-        stop_ids, faults = parse_ids("stop_ids", stop_ids, _vocab(model))
+        stop_ids, faults = parse_ids("stop_ids", stop_ids, model.config.vocab)
         faults += budget_faults(most, context, strategy) + stop_faults(stop, strategy, constraints)
         if seed is not None and not isinstance(seed, int) and len(seed) != len(texts):
             what = f"there are {len(seed)}, and {len(texts)} texts: give one for all, or one for each"
@@ -189,7 +196,7 @@ class GenerationRequest:
         check_context(list(map(len, prompts)), model, context)
         budgets = [answer_budget(task, model, len(ids), most, strategy, context) for ids in prompts]
         alone = {stands_alone(task, ids) for ids in prompts if ids}
-        in_ids = {kind: tokenise(constraints, task.tokenizer, _vocab(model), stop_ids, kind) for kind in alone}
+        in_ids = {kind: tokenise(constraints, task.tokenizer, model.config.vocab, stop_ids, kind) for kind in alone}
         for i, (ids, budget) in enumerate(zip(prompts, budgets, strict=True), 1):
             if ids and len(prefix := in_ids[stands_alone(task, ids)].prefix) > budget:
                 what = f"has {budget} tokens at most, and the prefix {constraints.prefix!r} has {len(prefix)}"
@@ -371,10 +378,6 @@ def _draft_model(task: Writer, draft: DraftRun) -> Transformer:
     if any((a is None) != (b is None) or (a and b and a.to_json() != b.to_json()) for a, b in pairs):
         raise ConfigError([Fault("draft", "has another tokenizer: its tokens are not those of this run")])
     return draft.model
-
-
-def _vocab(model: Transformer) -> int:
-    return model.config.vocab
 
 
 def _seeds(seed: int | Sequence[int] | Tensor | None, texts: int) -> Tensor | None:

@@ -31,8 +31,9 @@ class Encoding(PredictOnly):
 
     def __init__(self, spec: Encoder, tokenizer: TextTokenizer):
         self.spec, self.tokenizer = spec, tokenizer
-        frame = Frame(tokenizer)
-        self.before, self.after = (frame.before, frame.after) if spec.framed else tokenizer.around
+        self.frame = Frame(tokenizer)
+        if not spec.framed:
+            self.frame.before, self.frame.after = tokenizer.around
 
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
@@ -83,6 +84,15 @@ class Encoding(PredictOnly):
             if progress:
                 progress(len(batch))
 
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        row = self.masked(text)
+        return for_shape(Example(row, row), config)
+
+    def words(self, text: str, example: Example) -> tuple[list[int], list[str]]:
+        """Return the tokens of a text by name, and their indices."""
+        places = range(len(self.frame.before), len(example.ids) - len(self.frame.after))
+        return list(places), [self.tokenizer.token(example.ids[at]) for at in places]
+
     def masked(self, text: str) -> list[int]:
         """Return the row of a text; the name of the mask in it becomes the mask token."""
         return self._row(text, masked=True)
@@ -94,11 +104,11 @@ class Encoding(PredictOnly):
             ids = encode_with(self.tokenizer, text, [mask])
         else:
             ids = self.tokenizer.encode(text)
-        return [*self.before, *self._cut(ids), *self.after]
+        return [*self.frame.before, *self._cut(ids), *self.frame.after]
 
     def _cut(self, ids: list[int]) -> list[int]:
         limit = self.spec.max_length
-        return ids if limit is None else ids[: max(0, limit - len(self.before) - len(self.after))]
+        return ids if limit is None else ids[: max(0, limit - len(self.frame.before) - len(self.frame.after))]
 
     def formatter(self, config: ModelConfig) -> Answer:
         """Return a function that writes the output of the head for a row as a prediction."""
@@ -107,10 +117,8 @@ class Encoding(PredictOnly):
                 return lambda vector, row: as_json(vector)
             case "none":
                 return lambda hidden, row: as_json(hidden.mean(dim=0))
-            case "classifier" if self.spec.multi_label:
-                return lambda logits, row: self._positive_labels(logits)
             case "classifier":
-                return lambda logits, row: self.spec.labels[int(logits.argmax())]
+                return lambda logits, row: self.format_prediction(logits)
             case "token_labels" if not config.head.joint:
                 return lambda logits, row: " ".join(
                     self.spec.labels[i] for i in self.text_only(logits).argmax(-1).tolist()
@@ -122,15 +130,17 @@ class Encoding(PredictOnly):
                     [Fault("head", f"= '{config.head.kind}': an imported encoder has no predictions from this head")]
                 )
 
-    def _positive_labels(self, logits: Tensor) -> str:
-        """Return the labels with sigmoid(logit) > 1/2, as a JSON list."""
+    def format_prediction(self, logits: Tensor) -> str:
+        """Return the most probable label; of several, those with sigmoid(logit) > 1/2, as a JSON list."""
+        if not self.spec.multi_label:
+            return self.spec.labels[int(logits.argmax())]
         positive = (logits > 0).nonzero()[:, 0].tolist()
         return json.dumps([self.spec.labels[i] for i in positive], ensure_ascii=False)
 
     def text_only(self, outputs: Tensor) -> Tensor:
         """Return the outputs at tokens of the text, without the special tokens around it."""
-        return outputs[len(self.before) : len(outputs) - len(self.after)]
+        return outputs[len(self.frame.before) : len(outputs) - len(self.frame.after)]
 
     def _filled(self, logits: Tensor, row: list[int]) -> str:
         ids = row if self.tokenizer.mask is None else filled(row, self.tokenizer.mask, logits)
-        return self.tokenizer.decode(ids[len(self.before) : len(ids) - len(self.after)])
+        return self.tokenizer.decode(ids[len(self.frame.before) : len(ids) - len(self.frame.after)])

@@ -13,24 +13,22 @@ from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
-from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes, check_lengths, total_loss
-from anyformer.tasks.generation import NotFinite, generate
+from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes, check_lengths, total_loss, with_prefix
+from anyformer.tasks.generation import NotFinite, Writer, generate
 
 NEW_TOKENS = 100  # of a prediction, by default
 EVAL_ROWS = 64  # of a batch in evaluation
 MIN_SEGMENTS = 8  # of each row in evaluation with memory: only the first of them has an empty memory
 
 
-class LanguageModelling(TokenTask):
+class LanguageModelling(Writer, TokenTask):
     """Language modelling.
 
     Documents are concatenated, each followed by <eos>, and cropped at random; or packed, separated by segments. With
     `task.framed`, documents and prompts begin with the tokens that the tokenizer's file puts before a text.
     """
 
-    source_tokenizer: TextTokenizer | None = None
     continues = True
-    marked = False
     spec: LanguageModel | PrefixLM
 
     def __init__(self, spec: LanguageModel | PrefixLM, tokenizer: TextTokenizer):
@@ -129,6 +127,14 @@ class LanguageModelling(TokenTask):
 
     def default_budget(self, read: int, config: ModelConfig) -> int:
         return NEW_TOKENS
+
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        first, rest = self.tokenizer.encode_batch([text, target or ""])
+        before = [*self.begin, *first]
+        if not before and not text and self.tokenizer.bos is not None:
+            before = [self.tokenizer.bos]  # as in generation
+        whole = before + rest
+        return with_prefix(Example(whole, whole), len(before)) if self.marked else Example(whole, whole)
 
     def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
         """Return each text after its first token; or each answer, which continues a text, or <bos> if that is empty."""

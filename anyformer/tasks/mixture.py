@@ -15,25 +15,21 @@ from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes
 from anyformer.tasks.seq2seq import SequenceToSequence
 
 
-def task_token(name: str) -> str:
-    """Return the special token of a part."""
-    return f"<task:{name}>"
-
-
 class MixedTasks(TokenTask):
     """A mixture of tasks. Batches hold rows of all parts; a row is read `weight` times per epoch."""
+
+    spec: Mixture
 
     def __init__(self, spec: Mixture, tokenizer: TextTokenizer, source_tokenizer: TextTokenizer | None = None):
         self.spec, self.tokenizer, self.source_tokenizer = spec, tokenizer, source_tokenizer
         self.reader = source_tokenizer or tokenizer
         self.parts: dict[str, SequenceToSequence] = {}
         for part in spec.parts:
-            if (begin := self.reader.special_id(task_token(part.name))) is None:
-                raise ConfigError([Fault("tokenizer", f"has no {task_token(part.name)}, which the task mixture needs")])
+            if (begin := self.reader.special_id(part.token)) is None:
+                raise ConfigError([Fault("tokenizer", f"has no {part.token}, which the task mixture needs")])
             self.parts[part.name] = SequenceToSequence(part, tokenizer, source_tokenizer, [begin])
 
     def part(self, name: str | None) -> SequenceToSequence:
-        """Return one of the tasks by its name."""
         if name is None:
             raise ConfigError([Fault("task", f"is missing: choose one of the mixture: {', '.join(self.parts)}")])
         if name not in self.parts:
@@ -68,6 +64,9 @@ class MixedTasks(TokenTask):
         values = {metric: _mean([p.values[metric] for p in metrics.values() if metric in p.values]) for metric in names}
         notes = {name: part.notes for name, part in metrics.items() if part.notes}
         return Metrics("mixture", len(rows), values | each, {**notes, **bad_row_notes(rows)})
+
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        return self.part(None).read(text, config, target)  # raises, with the names of the tasks
 
     def predict(
         self,

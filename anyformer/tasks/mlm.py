@@ -25,7 +25,6 @@ class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
     label; of these tokens most are replaced by <mask>, some by random tokens, and the rest are unchanged.
     """
 
-    source_tokenizer: TextTokenizer | None = None
     min_tokens = 1
     spec: MaskedLanguageModel
 
@@ -85,6 +84,10 @@ class MaskedLanguageModelling(TokenTask, DynamicExampleTask):
         rows = {i: self.masked(text) for i, text in enumerate(texts) if text.strip()}
         check_lengths([len(rows.get(i, ())) for i in range(len(texts))], config, "encoder")
         return {i: Example(row, row) for i, row in rows.items()}
+
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        row = self.masked(text)
+        return Example(row, row)
 
     def masked(self, text: str) -> list[int]:
         """Return the row of a text; the name of the mask in it becomes the mask token."""

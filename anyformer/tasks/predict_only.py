@@ -5,18 +5,15 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.loader import Loader
 from anyformer.data.readers import Rows
-from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Encoder, Transcribe
-from anyformer.tasks.base import Metrics
+from anyformer.recipe import Batches
+from anyformer.tasks.base import Metrics, Task
 
 
-class PredictOnly:
+class PredictOnly(Task):
     """A task without training; messages call its model "an imported" and the name in `imported`."""
 
-    spec: Encoder | Transcribe
     imported: str
-    source_tokenizer: TextTokenizer | None = None
 
     def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
         raise self._untrained()

@@ -24,15 +24,12 @@ class Regressing(SequenceLevelTask):
     rows, which unrelated texts have (cosine 0), and `deviation` is their range.
     """
 
+    spec: Regress
     dense_loss = True
 
     def __init__(self, spec: Regress, tokenizer: TextTokenizer):
-        super().__init__(tokenizer, spec.pairs, spec.apart)
-        self._spec, self.mean, self.deviation = spec, spec.mean or 0.0, spec.deviation or 1.0
-
-    @property
-    def spec(self) -> Regress:
-        return self._spec
+        super().__init__(spec, tokenizer)
+        self.mean, self.deviation = spec.mean or 0.0, spec.deviation or 1.0
 
     def parse_label(self, label: str) -> list[float]:
         return [(parse_number(label) - self.mean) / self.deviation]
@@ -72,10 +69,10 @@ def parse_number(label: str) -> float:
     return number
 
 
-def scaled(spec: Regress, cells: Sequence[str]) -> Regress:
-    """Return the spec with mean and deviation: those given, or those of the training rows (see `Regress`)."""
+def scale(spec: Regress, cells: Sequence[str]) -> dict[str, float]:
+    """Return mean and deviation: those given, or those of the training rows (see `Regress`)."""
     if spec.mean is not None and spec.deviation is not None:
-        return spec
+        return {}
     numbers = torch.tensor(list(_numbers(cells)), dtype=torch.float64)
     spread = float(numbers.std(correction=0)) if len(numbers) else 0.0
     if not spread:
@@ -84,7 +81,7 @@ def scaled(spec: Regress, cells: Sequence[str]) -> Regress:
     center = numbers.min() if spec.apart else numbers.mean()
     spread = float(numbers.max() - numbers.min()) if spec.apart else spread
     mean = float(center) if spec.mean is None else spec.mean
-    return spec.model_copy(update={"mean": mean, "deviation": spec.deviation or spread})
+    return {"mean": mean, "deviation": spec.deviation or spread}
 
 
 def _numbers(cells: Sequence[str]) -> Iterator[float]:

@@ -24,18 +24,18 @@ from anyformer.tasks.base import (
     total_loss,
     with_prefix,
 )
-from anyformer.tasks.generation import generate
+from anyformer.tasks.generation import Writer, generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match, word_error_rate
 
 
-class SequenceToSequence(TokenTask):
+class SequenceToSequence(Writer, TokenTask):
     """Sequence to sequence.
 
     An encoder–decoder reads `source <eos>` and predicts `target <eos>` after <bos>. The row of a decoder-only model is
     `source <sep> target <eos>`; only the tokens after <sep> have labels.
     """
 
-    continues = False
+    spec: Seq2Seq
     prompts_from: tuple[str, ...] = ("source",)  # columns, of which rows have one
     answers: tuple[str, ...] = ("target",)  # columns of answers to it
 

@@ -4,7 +4,7 @@ The two texts of a pair are read in one row, or with `apart` in two consecutive 
 """
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,12 @@ from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Classify, Embed, Padded, Regress
+from anyformer.recipe import Batches, Padded, Task as TaskSpec
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
     Progress,
+    Task,
     bad_row_notes,
     call,
     check_lengths,
@@ -60,21 +61,15 @@ class Frame:
         return [0] * first + [self.second] * (len(pair) + len(self.after))
 
 
-class SequenceLevelTask(ABC):
+class SequenceLevelTask(Task):
     """A task with one prediction for each text, or for each pair of texts."""
 
-    source_tokenizer: TextTokenizer | None = None
-    max_length: int | None = None  # of a row; longer ones are cut
-
-    def __init__(self, tokenizer: TextTokenizer, pairs: bool, apart: bool = False):
-        self.tokenizer, self.pairs, self.apart = tokenizer, pairs, apart
-        self.frame = Frame(tokenizer, pairs and not apart)
+    def __init__(self, spec: TaskSpec, tokenizer: TextTokenizer):
+        self.spec, self.tokenizer, self.pairs = spec, tokenizer, "pair" in spec.columns
+        self.apart, self.max_length = getattr(spec, "apart", False), getattr(spec, "max_length", None)
+        self.frame = Frame(tokenizer, self.pairs and not self.apart)
 
     # -- what differs from task to task -------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def spec(self) -> Classify | Regress | Embed: ...
 
     @abstractmethod
     def parse_label(self, label: str) -> list[int] | list[float]:
@@ -90,9 +85,6 @@ class SequenceLevelTask(ABC):
     @abstractmethod
     def format_label(self, label: Tensor) -> str:
         """Return the label of a row as text."""
-
-    @abstractmethod
-    def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor: ...
 
     @abstractmethod
     def measure(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
@@ -171,7 +163,7 @@ class SequenceLevelTask(ABC):
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def read(self, text: str, config: ModelConfig) -> Example:
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
         """Return the example of a text, or of a pair separated by a tab; with `apart`, of a single text."""
         columns = {"text": [text]} if self.apart else self._columns([text])
         return self._example(next(self._ids(_as_rows(columns))), [0], config)

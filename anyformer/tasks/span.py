@@ -29,7 +29,7 @@ from anyformer.tasks.answer_spans import (
     windows,
     with_probabilities,
 )
-from anyformer.tasks.base import Metrics, Progress, bad_row_notes
+from anyformer.tasks.base import Metrics, Progress, Task, bad_row_notes
 from anyformer.tasks.sequence_level import Frame, for_shape, read_rows, refuse_decoding_options
 
 
@@ -42,17 +42,13 @@ class Question(NamedTuple):
     answers: list[tuple[str, int]]
 
 
-class SpanAnswering:
+class SpanAnswering(Task):
     """Answers to questions, each a span of a text; with `unanswerable`, or the empty answer."""
 
-    source_tokenizer: TextTokenizer | None = None
+    spec: QuestionAnswering
 
     def __init__(self, spec: QuestionAnswering, tokenizer: TextTokenizer):
-        self._spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer, pairs=True)
-
-    @property
-    def spec(self) -> QuestionAnswering:
-        return self._spec
+        self.spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer, pairs=True)
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropies of the first and of the last token among the real tokens of a row."""
@@ -129,7 +125,7 @@ class SpanAnswering:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def read(self, text: str, config: ModelConfig) -> Example:
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
         """Return the row of a question and its text, separated by a tab; of a long text, its first window."""
         one = self._split([text])[0]
         if one is None:

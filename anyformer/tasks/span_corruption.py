@@ -14,18 +14,16 @@ from anyformer.recipe import SpanCorruption
 from anyformer.tasks.base import Progress, TokenTask, check_lengths
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.fill_mask import encode_with, split_at
-from anyformer.tasks.generation import NotFinite, generate
+from anyformer.tasks.generation import NotFinite, Writer, generate
 
 
-class SpanCorrupting(TokenTask, DynamicExampleTask):
+class SpanCorrupting(Writer, TokenTask, DynamicExampleTask):
     """Span corruption.
 
     The source is `the <extra_id_0> sat on <extra_id_1> <eos>`. The target, after <bos>, is
     `<extra_id_0> cat <extra_id_1> a mat <extra_id_2> <eos>`: each sentinel with its span, and one more at the end.
     """
 
-    source_tokenizer: TextTokenizer | None = None
-    continues = marked = False
     min_tokens = 2
     spec: SpanCorruption
 

@@ -25,6 +25,7 @@ from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
     Progress,
+    Task,
     bad_row_notes,
     call,
     check_lengths,
@@ -40,19 +41,15 @@ IOB = re.compile("O|[BI]-.+")
 SPANS = re.compile("O|[BIES]-.+")  # also schemes that mark the ends of spans
 
 
-class Tagging:
+class Tagging(Task):
     """Tagging by a softmax for each word, or by a CRF over all words of a sentence."""
 
-    source_tokenizer: TextTokenizer | None = None
+    spec: Tag
     dense_loss = True  # without a CRF
 
     def __init__(self, spec: Tag, tokenizer: TextTokenizer):
-        self._spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer)
+        self.spec, self.tokenizer, self.frame = spec, tokenizer, Frame(tokenizer)
         self._numbers = {name: i for i, name in enumerate(spec.labels)}
-
-    @property
-    def spec(self) -> Tag:
-        return self._spec
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy of words; for the potentials of a CRF, that of label sequences."""
@@ -139,11 +136,15 @@ class Tagging:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def read(self, text: str, config: ModelConfig) -> Example:
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
         """Return the example of a text, whose words are separated by tabs if it has any, else by spaces."""
         (words,) = sentences = [split(text)]
         (ids,) = self._ids(sentences)
         return self._example(words, ids, [0] * len(ids), config)
+
+    def words(self, text: str, example: Example) -> tuple[list[int], list[str]]:
+        """Return the words of a text, and the index of the first token of each."""
+        return self.first_tokens(example), split(text)
 
     def first_tokens(self, example: Example) -> list[int]:
         """Return the index of the first token of each word."""
@@ -219,8 +220,8 @@ def spell(word: str, longest: int) -> list[int]:
     return [byte + 1 for byte in raw]
 
 
-def with_tags(spec: Tag, cells: Sequence[str]) -> Tag:
-    """Return the spec with the names of labels, those given or those of the training rows, and with `spans` decided."""
+def tags_of(spec: Tag, cells: Sequence[str]) -> dict[str, Any]:
+    """Return the names of labels, those given or those of the training rows, and whether they mark spans."""
     labels = spec.labels or tuple(sorted({tag for cell in cells for tag in cell.split("\n") if tag}))
     if len(labels) < 2:
         tags = f"all have the tag {_short(labels[0])}" if labels else "none has a tag"
@@ -231,7 +232,7 @@ def with_tags(spec: Tag, cells: Sequence[str]) -> Tag:
             [Fault("task.spans", f"= true: {_short(odd)} is not a label of spans, such as O, B-x or I-x")]
         )
     spans = all(map(IOB.fullmatch, labels)) if spec.spans is None else spec.spans
-    return spec.model_copy(update={"labels": labels, "spans": spans})
+    return {"labels": labels, "spans": spans}
 
 
 def _word_fault(words: Sequence[str], ids: Encoded) -> str:

@@ -18,7 +18,6 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import Crops, Ordered, Recipe, Teacher
 from anyformer.run import Run
 from anyformer.tasks.base import Task, TokenTask
-from anyformer.training.finetune import labels_of
 from anyformer.training.make_task import TEACHER, load_other, vocabularies
 from anyformer.training.objective import FrozenLoss
 
@@ -69,7 +68,7 @@ def _faults(run: Run, task: Task, config: ModelConfig) -> Iterator[str]:
         for what, one, other in zip(READ, _read_by(one_side), _read_by(other_side), strict=True):
             if one != other:
                 yield f"has {name}.{what} = {one}, and this model {other}: both read the same batches"
-    theirs, ours = labels_of(run.spec), labels_of(task.spec)
+    theirs, ours = run.spec.label_names or (), task.spec.label_names or ()
     if theirs != ours:
         yield f"its labels are {', '.join(theirs)}, and those of the task {', '.join(ours)}: both need the same order"
     if teacher.head.joint:

@@ -7,12 +7,11 @@ from anyformer.config.adapter import within
 from anyformer.config.model import learning
 from anyformer.config.spec import close_to
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Classify, Embed, Encoder, MaskedLanguageModel, QuestionAnswering, Regress, Tag
+from anyformer.recipe import AnyTask
 from anyformer.run import Run
 
 FREE = ("context", "init", "special")  # parts of a config that may differ
 FREE_WITH_OWN_HEAD = (*FREE, "head", "tie")
-OWN_HEAD = (Classify, Regress, Embed, Tag, QuestionAnswering, MaskedLanguageModel)
 
 
 def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) -> list[str]:
@@ -23,7 +22,7 @@ def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) ->
     """
     if first.adapter is None:
         model = model.model_copy(update={"adapter": None})
-    free = FREE_WITH_OWN_HEAD if isinstance(task, OWN_HEAD) else FREE
+    free = FREE if task.head_kind == "lm" else FREE_WITH_OWN_HEAD
     without_weights = ("dropout", "position.scaling")
     changes = [
         change
@@ -49,12 +48,7 @@ def _head_fits(name: str, config: ModelConfig, task: AnyTask, first: Run) -> boo
     """Return whether a weight of the first run's head has the same meaning here: a pooler, or equal labels."""
     if name.startswith("head.transform."):
         return getattr(config.head, "transform", None) == getattr(first.config.head, "transform", None)
-    return config.head.kind == first.config.head.kind and labels_of(task) == labels_of(first.spec)
-
-
-def labels_of(task: AnyTask) -> tuple[str, ...]:
-    """Return the names of a task's labels, in the order of their ids."""
-    return task.labels if isinstance(task, Classify | Encoder | Tag) else ()
+    return config.head.kind == first.config.head.kind and (task.label_names or ()) == (first.spec.label_names or ())
 
 
 def describe_new(first: str, new: list[str]) -> str:

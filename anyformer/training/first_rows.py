@@ -11,8 +11,6 @@ from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.media_batch import MediaBatch
-from anyformer.tasks.sequence_level import SequenceLevelTask
-from anyformer.tasks.tag import Tagging
 from anyformer.training.job import Job
 
 MAX_EXAMPLES = 3  # rows
@@ -42,9 +40,8 @@ def first_rows(job: Job, batch: Batch) -> Iterator[ExampleSummary]:
             encoder_input = spell(source, batch.source[i], source_segments, batch.media and _kinds(batch.media, i))
         rows = slice(texts * i, texts * (i + 1))
         row_segments = [None] * texts if batch.segments is None else batch.segments[rows]
-        if isinstance(task, SequenceLevelTask | Tagging):
-            labels = task.format_label(batch.labels[i])
-        else:  # of pairs that are compared, both
+        labels = task.format_label(batch.labels[i])
+        if labels is None:  # of pairs that are compared, both
             each = zip(batch.labels[i].view(texts, -1), row_segments, strict=True)
             labels = " | ".join(spell(target, *row) for row in each)
         kinds = None if batch.media is None or batch.source is not None else _kinds(batch.media, i)

@@ -8,7 +8,7 @@ import torch
 from anyformer.config import ModelConfig
 from anyformer.data.readers import Rows
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Recipe, compares_with_start
+from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.tasks.preferences import Preferring
 from anyformer.training.distillation import distillation_loss, load_teacher
@@ -28,7 +28,7 @@ def load_frozen(
     recipe: Recipe, task: Task, train: Rows, config: ModelConfig, device: torch.device
 ) -> Transformer | None:
     """Return the frozen model of a recipe; None if it has none."""
-    if compares_with_start(recipe.task):
+    if recipe.task.compares_with_start:
         assert recipe.train.init_from is not None
         model = load_other(recipe.train.init_from, "train.init_from").model
     elif recipe.train.teacher is not None:

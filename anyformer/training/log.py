@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.atomic_folder import must_be_file, writing
 from anyformer.config import ConfigError, Fault
-from anyformer.recipe import LOWER_IS_BETTER, Logger
+from anyformer.recipe import Logger, is_lower_better
 
 SPEED_SECONDS = 10  # time over which speed is measured
 SECONDS_BETWEEN_LINES = 5  # where there is no terminal
@@ -190,7 +190,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def is_improving(folder: Path, metric: str) -> bool:
     """Return whether a finished run would gain from more steps: its validation metric improved clearly to the end."""
     points = [(row["step"], row[key]) for row in read_metrics(folder) if (key := f"valid_{metric}") in row]
-    values = [-value if metric in LOWER_IS_BETTER else value for _, value in points]
+    values = [-value if is_lower_better(metric) else value for _, value in points]
     earlier = [value for (step, _), value in zip(points, values, strict=True) if step <= 0.75 * points[-1][0]]
     if not earlier or values[-1] < max(values):
         return False

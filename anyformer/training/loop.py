@@ -18,7 +18,7 @@ from anyformer.data.readers import Rows
 from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.parallel.tensor import SplitTransformer
-from anyformer.recipe import LOWER_IS_BETTER, Train
+from anyformer.recipe import Train, is_lower_better
 from anyformer.tasks.base import Metrics
 from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_weights
 from anyformer.training.ema import ema_weights
@@ -189,7 +189,7 @@ def _validate(job: Job, log: Log) -> None:
         metrics = evaluate(job, job.valid)
     log.evaluation(state.step, "valid", metrics.values)
     metric = job.recipe.train.best
-    value = metrics.values[metric] if metric in LOWER_IS_BETTER else -metrics.values[metric]
+    value = metrics.values[metric] if is_lower_better(metric) else -metrics.values[metric]
     if math.isfinite(value) and (state.best is None or value < state.best):
         state.best, state.best_step, state.stale = value, state.step, 0
     else:

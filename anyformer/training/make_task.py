@@ -8,36 +8,22 @@ from rich.console import Console
 from anyformer.config import ConfigError, Fault, IdInput, LabelHead, ModelConfig, Special, io
 from anyformer.config.position import RotaryScheme, Sinusoidal
 from anyformer.config.spec import MAX_WORD, shorten
-from anyformer.data.conversations import MESSAGES, texts_of, with_template
+from anyformer.data.conversations import MESSAGES, texts_of
 from anyformer.data.media import without_references
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import (
-    Actions,
-    AnyTask,
     AnyTokenizer,
-    Chat,
-    Classify,
     DataTokenizer,
-    Mixture,
     Padded,
     Recipe,
-    Regress,
     RunTokenizer,
-    Seq2Seq,
-    SpanCorruption,
-    Tag,
-    columns,
+    Task as TaskSpec,
     scaled_model,
 )
 from anyformer.run import RECIPE, STATE, Run, load, must_be_file
 from anyformer.tasks.base import Task
-from anyformer.tasks.build import build_task
 from anyformer.tasks.chat import ChatWriter
-from anyformer.tasks.classify import with_labels
-from anyformer.tasks.mixture import task_token
-from anyformer.tasks.regress import scaled
-from anyformer.tasks.tag import with_tags
 from anyformer.training.finetune import config_differences
 
 MAX_LABELS, MAX_DIFFERENCES = 10, 10  # that a message lists
@@ -51,7 +37,7 @@ def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     With `train.init_from`, the tokenizers are those of the first run if both recipes name the same kind: its weights
     depend on them. Else those of a teacher are, likewise.
     """
-    first, teacher, spec = recipe.train.init_from, recipe.train.teacher, _complete_spec(recipe.task, train)
+    first, teacher, spec = recipe.train.init_from, recipe.train.teacher, recipe.task.complete(train)
     key, folder = (TEACHER, teacher.run) if first is None and teacher is not None else ("train.init_from", first)
     if folder is None:
         return _new_task(recipe, spec, train)
@@ -61,15 +47,13 @@ def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
     same = (before.tokenizer, before.source_tokenizer) == (recipe.tokenizer, recipe.source_tokenizer)
     if same or isinstance(recipe.tokenizer, RunTokenizer):
         console.print(f"tokenizer: that of {folder}", markup=False, soft_wrap=True)
-        tokenizer = other.task.tokenizer
-        if isinstance(spec, Chat) and spec.template is not None:
-            tokenizer = with_template(tokenizer, spec.template)
-        task = build_task(spec, tokenizer, other.task.source_tokenizer)
+        tokenizer = spec.with_tokens(other.task.tokenizer, is_new=False)
+        task = spec.build(tokenizer, other.task.source_tokenizer)
     else:
         task = _new_task(recipe, spec, train)
     faults = []
     if (
-        isinstance(spec, Seq2Seq | Mixture)
+        "source" in spec.columns
         and task.tokenizer.chat
         and not isinstance(task, ChatWriter)
         and recipe.model.encoder is None
@@ -100,20 +84,7 @@ def vocabularies(task: Task) -> list[str]:
     return [tokenizer.with_chat(None).to_json() for tokenizer in both if tokenizer is not None]
 
 
-def _complete_spec(spec: AnyTask, train: Rows) -> AnyTask:
-    """Return the spec completed from the training rows: names of labels or tags, or mean and deviation of targets."""
-    match spec:
-        case Classify():
-            return with_labels(spec, train.columns["label"])
-        case Regress():
-            return scaled(spec, train.columns["label"])
-        case Tag():
-            return with_tags(spec, train.columns["tags"])
-        case _:
-            return spec
-
-
-def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
+def _new_task(recipe: Recipe, spec: TaskSpec, train: Rows) -> Task:
     """Return the task with tokenizers that are trained on the training data or read from a file."""
     reads_media = any(read.stream for read in recipe.model.inputs.values())
 
@@ -128,27 +99,16 @@ def _new_task(recipe: Recipe, spec: AnyTask, train: Rows) -> Task:
             assert train.stream is not None
             return train.stream.tokenizer()
         try:
-            trained = train_tokenizer(tokenizer, texts(*columns), recipe.data)
-            match spec:
-                case SpanCorruption(sentinels=sentinels):
-                    return trained.with_sentinels(sentinels)
-                case Mixture(parts=parts):
-                    return trained.with_special([task_token(part.name) for part in parts])
-                case Actions():
-                    return trained.with_special(spec.special_tokens)
-                case Chat(template=str(template)):
-                    return with_template(trained, template)
-                case _:
-                    return trained
+            return spec.with_tokens(train_tokenizer(tokenizer, texts(*columns), recipe.data), is_new=True)
         except ConfigError as error:
             raise ConfigError(fault.under(name) for fault in error.faults) from None
 
     if recipe.source_tokenizer is None:
-        wanted = {*columns(recipe.task), MESSAGES} & train.columns.keys()
+        wanted = {*spec.columns, MESSAGES} & train.columns.keys()
         read = (name for name in TEXT_COLUMNS if name in wanted)
-        return build_task(spec, make("tokenizer", recipe.tokenizer, *read), None)
+        return spec.build(make("tokenizer", recipe.tokenizer, *read))
     target, source = make("tokenizer", recipe.tokenizer, "target"), recipe.source_tokenizer
-    return build_task(spec, target, make("source_tokenizer", source, "source"))
+    return spec.build(target, make("source_tokenizer", source, "source"))
 
 
 def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
@@ -166,20 +126,20 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
         if spec.vocab is not None and spec.vocab < tokenizer.size:
             faults.append(Fault(f"model.{name}.vocab", f"= {spec.vocab}: the tokenizer has {tokenizer.size} ids"))
         changes[name] = spec.model_copy(update={"vocab": spec.vocab or tokenizer.size})
-    if isinstance(task.spec, Classify | Tag) and isinstance(model.head, LabelHead):
-        names, size = task.spec.labels, model.head.labels
+    if (names := task.spec.label_names) is not None and isinstance(model.head, LabelHead):
+        size = model.head.labels
         if size == "auto":
             changes["head"] = model.head.model_copy(update={"labels": len(names)})
         elif len(names) != size:
             shown = ", ".join([shorten(name, MAX_WORD) for name in names[:MAX_LABELS]])
             shown += f", and {len(names) - MAX_LABELS} more" if len(names) > MAX_LABELS else ""
             faults.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
-    if isinstance(task.spec, Tag) and not task.spec.spans and recipe.train.best == "span_f1":
-        what = "the labels mark no spans (O, B-x and I-x): set 'accuracy' or 'loss'"
-        faults.append(Fault("train.best", f"= 'span_f1': {what}"))
+    assert isinstance(task.spec, TaskSpec)
+    if why := task.spec.unknown_measure(recipe.train.best):
+        faults.append(Fault("train.best", f"= '{recipe.train.best}': {why}"))
     if faults:
         raise ConfigError(faults)
-    start = task.spec.start if isinstance(task.spec, Seq2Seq | SpanCorruption) else None
+    start = getattr(task.spec, "start", None)
     start = target.bos if start is None else start
     stops = tuple(task.stops) if isinstance(task, ChatWriter) else ()
     changes["special"] = Special(pad=target.pad, bos=target.bos, eos=target.eos, start=start, stops=stops)

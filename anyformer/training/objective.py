@@ -56,9 +56,7 @@ class Objective(nn.Module):
         in_head = isinstance(task, TokenTask) and model.config.head.predicts_tokens  # the head has the loss
         self.policy_loss = task.policy_loss if isinstance(task, RewardedAnswers) else None
         self.fused = in_head and frozen_loss is None and self.policy_loss is None
-        self.dense = self.fused or (
-            frozen_loss is None and not model.config.head.joint and getattr(task, "dense_loss", False)
-        )
+        self.dense = self.fused or (frozen_loss is None and not model.config.head.joint and task.dense_loss)
         # other losses may loop over words or pairs, or read values of the device
         self.loss = task.loss if self.dense else torch.compiler.disable(task.loss)
         self.frozen_loss = frozen_loss if frozen_loss is None or in_head else torch.compiler.disable(frozen_loss)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import assert_never
 
 from anyformer.hardware import is_out_of_memory
-from anyformer.recipe import Batches, Crops, DynamicTask, LanguageModel, Ordered, Packed, Padded, Recipe
+from anyformer.recipe import Batches, Crops, Ordered, Packed, Padded, Recipe
 from anyformer.run import newest
 from anyformer.training.job import Job
 
@@ -43,7 +43,7 @@ def train_advice(job: Job) -> str:
 
 
 def evaluate_advice(recipe: Recipe) -> str:
-    if isinstance(recipe.task, LanguageModel | DynamicTask) and not isinstance(recipe.batches, Padded):
+    if recipe.task.columns == ("text",) and not isinstance(recipe.batches, Padded):
         return f"in evaluation: lower batches.length = {recipe.batches.length}, the length of the windows that are read"
     return "in evaluation: free memory elsewhere; no setting of the recipe lowers it"
 

@@ -19,7 +19,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.inspection.count import Table, count
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Lengths, Recipe, columns
+from anyformer.recipe import Lengths, Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import START
 from anyformer.training.first_rows import ExampleSummary, first_rows
@@ -301,7 +301,7 @@ def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:
 def _lines(plan: Plan) -> Iterator[str]:
     spec, memory = plan.recipe, plan.memory
     rows, target, source = plan.batch
-    roles = {*columns(spec.task)}
+    roles = {*spec.task.columns}
     thing = "pair" if {"source", "pair"} & roles else "conversation" if "messages" in roles else "text"
     bad = f", {plan.bad:,} bad rows skipped" if plan.bad else ""
     valid = "" if plan.valid is None else f"; for validation {_plural(plan.valid, thing)}"

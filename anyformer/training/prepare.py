@@ -16,12 +16,9 @@ from anyformer.kernels.private import start_hashing_triton
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     Crops,
-    Embed,
     NamedSplit,
     Ordered,
     Recipe,
-    Rewards,
-    columns,
     splits,
 )
 from anyformer.recipe.model_split import tensor_faults
@@ -65,11 +62,8 @@ def prepare(
     if memory and ranks.size > 1:
         what = f"= {memory}: the memory of a batch is held by one process; train without torchrun"
         raise ConfigError([Fault("model.decoder.memory", what)])
-    if isinstance(recipe.task, Embed) and ranks.size > 1:
-        what = "= 'embed': each pair is compared with all others of its batch in one process; train without torchrun"
-        raise ConfigError([Fault("task.kind", what)])
-    if isinstance(recipe.task, Rewards) and ranks.size > 1:
-        raise ConfigError([Fault("task.kind", "= 'grpo': answers are sampled in one process; train without torchrun")])
+    if (why := recipe.task.one_process) and ranks.size > 1:
+        raise ConfigError([Fault("task.kind", f"= '{recipe.task.kind}': {why}; train without torchrun")])
     checkpoint, damaged = ranks.on_first(lambda: find_checkpoint(recipe, out, resume))
     changed = ranks.on_first(lambda: changed_data(recipe, checkpoint, allow_changed_data, console))
     read_splits = ranks.on_each(lambda: read_rows(recipe))
@@ -228,7 +222,7 @@ def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tup
         if rows.cut:
             what = f"the beginnings alone of {rows.cut:,} of {len(rows):,} rows are read, which exceed task.max_length"
             console.print(f"{split}: {what}", markup=False, soft_wrap=True)
-        if split != "train" and (count := common_inputs(rows, fitting["train"], columns(recipe.task))):
+        if split != "train" and (count := common_inputs(rows, fitting["train"], recipe.task.columns)):
             what = f"the inputs of {count:,} of {len(rows):,} rows occur in training, too, which makes metrics too good"
             console.print(f"{split}: {what}; `group` keeps equal rows together", markup=False, soft_wrap=True)
     return fitting["train"], fitting.get("valid")

@@ -11,7 +11,7 @@ from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_file
 from anyformer.data.paths import named
 from anyformer.processes import LOCK
-from anyformer.recipe import Logger, Recipe, compares_with_start
+from anyformer.recipe import Logger, Recipe
 from anyformer.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
@@ -62,7 +62,7 @@ def fingerprints(recipe: Recipe) -> Fingerprints:
 
 def frozen_run(recipe: Recipe) -> dict[str, str]:
     """Return the run whose logits are part of the loss, by its key in the recipe; empty if there is none."""
-    if compares_with_start(recipe.task) and recipe.train.init_from is not None:
+    if recipe.task.compares_with_start and recipe.train.init_from is not None:
         return {"train.init_from": recipe.train.init_from}
     return {} if recipe.train.teacher is None else {"train.teacher.run": recipe.train.teacher.run}
 

@@ -19,7 +19,7 @@ from anyformer.config.outside import record, record_of
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
 from anyformer.processes import check_shared, locked, read_lock, restart_count
-from anyformer.recipe import AnyTask, Classify, NamedSplit, Recipe, Regress, Tag, splits
+from anyformer.recipe import NamedSplit, Recipe, Task as TaskSpec, splits
 from anyformer.recipes import DEFAULT, read_recipe
 from anyformer.run import (
     MANIFEST,
@@ -40,7 +40,6 @@ from anyformer.run import (
     writing,
 )
 from anyformer.tasks.base import Metrics, Task, media_of, readable
-from anyformer.tasks.build import build_task
 from anyformer.training.checkpoint import checkpoint_path, gather_weights, regular_checkpoints
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
@@ -156,12 +155,12 @@ def evaluate(
         raise ConfigError(
             [Fault("task.kind", f"= '{recipe.task.kind}': the run was trained for the task '{run.spec.kind}'")]
         )
-    spec: AnyTask = recipe.task
-    if isinstance(run.spec, Classify | Regress | Tag):
+    spec = recipe.task
+    if isinstance(run.spec, TaskSpec) and run.spec.is_completed:
         if recipe.task != before.task:
             raise ConfigError([Fault("task", "was fixed in training and cannot be changed")])
         spec = run.spec  # with the labels or the range of the training rows
-    task = build_task(spec, run.tokenizer, run.task.source_tokenizer)
+    task = spec.build(run.tokenizer, run.task.source_tokenizer)
     found: dict[str, Metrics] = {}
     for one in split_sources(recipe, split, path):
         rows = read(one.source, recipe.data, one.split, recipe.seed, one.key, by)

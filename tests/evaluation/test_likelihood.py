@@ -17,7 +17,6 @@ from anyformer.evaluation import continuations, evaluate_file, texts
 from anyformer.evaluation.task_file import read_task
 from anyformer.recipe import Seq2Seq
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 from tests.interop.public import LENGTH, VOCAB, PublicModel
 from tests.test_cli import run as cli
 
@@ -251,6 +250,6 @@ def yaml_task(folder: Path, metadata: str) -> Path:
 def test_only_language_models_are_scored(run: Any) -> None:
     config = af.presets.vaswani(depth=1, width=8, heads=2, vocab=VOCAB)
     spec = Seq2Seq()
-    other = Run(af.Transformer(config), build_task(spec, run.tokenizer, None), spec, Path("nowhere"))
+    other = Run(af.Transformer(config), spec.build(run.tokenizer), spec, Path("nowhere"))
     with pytest.raises(ConfigError, match="log-likelihoods are of language models"):
         continuations(other, [("a", "b")])

@@ -54,7 +54,6 @@ from anyformer.recipe import (
     Words,
 )
 from anyformer.run import Run, write_folder, write_model
-from anyformer.tasks.build import build_task
 
 WORDS = train_tokenizer(Words(), ["the quick brown fox jumps over the lazy dog 0 1 2 3 4 5 6 7 8 9"])
 LETTERS = train_tokenizer(
@@ -159,7 +158,7 @@ def untrained(spec: AnyTask, config: ModelConfig, tokenizer: TextTokenizer, fold
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0, 0.5 if weight.dim() > 1 else 0.2)
-    return Run(model, build_task(spec, tokenizer, None), spec, folder)
+    return Run(model, spec.build(tokenizer), spec, folder)
 
 
 def written(name: str, folder: Path) -> Path:

@@ -49,7 +49,6 @@ from anyformer.recipe import (
 )
 from anyformer.run import Run, load, write_folder, write_model
 from anyformer.run_inspection import attention_maps, read
-from anyformer.tasks.build import build_task
 from tests.explore import made
 from tests.explore.formula_symbols import recompute
 from tests.explore.test_path import every_stage
@@ -246,7 +245,7 @@ def test_a_model_of_patches_reads_a_picture(home: Path) -> None:
     patches = Patches(image_height=12, image_width=16, patch=4)
     config = ModelConfig(width=16, source=patches, encoder=ONE, head=Classifier(labels=2, pool="first"))
     spec = Encoder(labels=("cat", "dog"), pictures=Pictures())
-    run = Run(Transformer(config).eval(), build_task(spec, made.WORDS, None), spec, home / "patches")
+    run = Run(Transformer(config).eval(), spec.build(made.WORDS), spec, home / "patches")
     write_folder(run.folder, lambda here: write_model(here, run.model.state_dict(), config, spec, run.task))
     Image.fromarray(np.load("a.npz")["images"][0]).save("cat.png")
     opened = open_runs([run.folder])

@@ -19,7 +19,6 @@ from anyformer.interop import import_model
 from anyformer.interop.weight_files import MAX_HEADER_BYTES
 from anyformer.recipe import Characters, LanguageModel
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -28,9 +27,7 @@ TOKENIZER = train_tokenizer(Characters(), [TEXT])
 
 def run_of(config: ModelConfig, tokenizer: TextTokenizer = TOKENIZER) -> Run:
     torch.manual_seed(0)
-    return Run(
-        af.Transformer(config).eval(), build_task(LanguageModel(), tokenizer, None), LanguageModel(), Path("nowhere")
-    )
+    return Run(af.Transformer(config).eval(), LanguageModel().build(tokenizer), LanguageModel(), Path("nowhere"))
 
 
 @pytest.fixture(scope="module")

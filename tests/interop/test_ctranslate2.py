@@ -12,7 +12,6 @@ from anyformer.data.tokenizer import train_tokenizer
 from anyformer.decoding.generate import generate
 from anyformer.recipe import Characters, LanguageModel
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 pytest.importorskip("transformers", reason="needs the extra `hf`")
@@ -34,7 +33,7 @@ def loud(config: ModelConfig) -> Run:
         for name, p in model.named_parameters():
             p.add_((0.5 if "blocks" in name and p.dim() > 1 else 0.05) * torch.randn_like(p))
     spec = LanguageModel()
-    return Run(model, build_task(spec, TOKENIZER, None), spec, Path("nowhere"))
+    return Run(model, spec.build(TOKENIZER), spec, Path("nowhere"))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

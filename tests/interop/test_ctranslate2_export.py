@@ -17,7 +17,6 @@ from anyformer.interop.ctranslate2_export import DECODERS, export_ctranslate2
 from anyformer.interop.families import FAMILIES
 from anyformer.recipe import Seq2Seq
 from anyformer.run import Run, new_folder, write_run
-from anyformer.tasks.build import build_task
 from anyformer.tasks.generation_defaults import GenerationDefaults
 from tests.interop.public import BOS, EOS, PAD, VOCAB, PublicModel, words
 from tests.interop.test_decoders import bloom, gpt2, gptj, llama, rope
@@ -59,7 +58,7 @@ def trained(folder: Path, config: ModelConfig) -> Run:
         loss.backward()
         optimiser.step()
     tokenizer = TextTokenizer(words("$A", "</s>"))
-    run = Run(model.eval(), build_task(spec, tokenizer, None), spec, folder)
+    run = Run(model.eval(), spec.build(tokenizer), spec, folder)
     with new_folder(folder) as temporary:
         write_run(temporary, run)
     return run

@@ -16,7 +16,6 @@ from anyformer.interop.gguf_export import to_gguf
 from anyformer.interop.same_model import differences
 from anyformer.recipe import Bytes, LanguageModel
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")
@@ -72,7 +71,7 @@ def test_llama_cpp_gives_our_ids_and_the_file_loads_back(name: str, tmp_path: Pa
     with torch.no_grad():  # a wrong position, bias or norm shows in the ids
         for x in model.parameters():
             x.normal_(std=0.3) if x.dim() > 1 else x.add_(0.2 * torch.randn_like(x))
-    run = Run(model, build_task(SPEC, TEXT, None), SPEC, Path("mine"))
+    run = Run(model, SPEC.build(TEXT), SPEC, Path("mine"))
     architecture = to_gguf(run, tmp_path / "model.gguf")
     assert architecture == name.partition("-")[0]
     theirs = LlamaCpp(tmp_path / "model.gguf", LENGTH)

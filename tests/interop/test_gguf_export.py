@@ -21,7 +21,6 @@ from anyformer.interop.gguf_vocabulary import describe
 from anyformer.interop.same_model import differences
 from anyformer.recipe import BPE, Bytes, LanguageModel
 from anyformer.run import Run, write_folder, write_model
-from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused
 from tests.test_cli_interop import write_run
 
@@ -36,7 +35,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def run_of(model: af.Transformer, text: TextTokenizer) -> Run:
-    return Run(model.eval(), build_task(SPEC, text, None), SPEC, Path("mine"))
+    return Run(model.eval(), SPEC.build(text), SPEC, Path("mine"))
 
 
 def untrained(text: TextTokenizer) -> Run:

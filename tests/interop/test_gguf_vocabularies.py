@@ -20,7 +20,6 @@ from anyformer.interop.public_tokenizers import frame, word_pieces
 from anyformer.interop.sentencepiece_conversion import library_form
 from anyformer.recipe import AnyTask, Encoder, LanguageModel
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")
@@ -31,7 +30,7 @@ TEXTS = ("the cat and the hat", "  Two  spaces, 한 🙂!", "that\nhen", "", "a"
 
 
 def run_of(model: af.Transformer, text: TextTokenizer, spec: AnyTask) -> Run:
-    return Run(model.eval(), build_task(spec, text, None), spec, Path("mine"))
+    return Run(model.eval(), spec.build(text), spec, Path("mine"))
 
 
 @pytest.mark.parametrize("dummy_prefix", [True, False])

@@ -18,7 +18,6 @@ from anyformer.interop import onnx
 from anyformer.recipe import Characters, LanguageModel
 from anyformer.recipes import read_recipe
 from anyformer.run import write_folder, write_model
-from anyformer.tasks.build import build_task
 from tests.test_cli import done, refused
 
 runtime = pytest.importorskip("onnxruntime", reason="needs the extra `export`")
@@ -92,7 +91,7 @@ def loud(config: ModelConfig) -> af.Transformer:
 def written(model: af.Transformer, folder: Path) -> Path:
     """A run of it."""
     spec = LanguageModel()
-    task = build_task(spec, TOKENIZER, None)
+    task = spec.build(TOKENIZER)
     write_folder(folder, lambda path: write_model(path, model.state_dict(), model.config, spec, task))
     return folder
 

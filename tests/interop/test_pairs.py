@@ -14,7 +14,6 @@ from anyformer.decoding.beam_search import beam_search
 from anyformer.decoding.generate import generate
 from anyformer.recipe import Seq2Seq
 from anyformer.run import Run
-from anyformer.tasks.build import build_task
 from tests.interop.public import (
     BOS,
     EOS,
@@ -188,7 +187,7 @@ def test_a_model_made_here(tmp_path: Path) -> None:
     for p in model.parameters():
         p.add_(0.2 * torch.randn_like(p))
     model.source.table.weight[PAD] = 0
-    run = Run(model, build_task(spec, TextTokenizer(words()), None), spec, tmp_path)
+    run = Run(model, spec.build(TextTokenizer(words())), spec, tmp_path)
     exported = again(run, tmp_path / "out", hf.AutoModelForSeq2SeqLM)
     assert exported.config.model_type == "pegasus"
     source, read = ragged(44, 40, 17), ragged(17, 44, 40, seed=1)

@@ -56,7 +56,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_combinations_are_compared(tmp_path: Path) -> None:
     short = grid(budget=Steps(count=5))
     results = run_grid(short, tmp_path)
-    lines = compare(results, "loss")
+    lines = compare(short, results)
     assert [line.setting for line in lines] == [
         {"position": p, "depth": d} for p in ("sinusoidal", "rotary") for d in (1, 2)
     ]
@@ -75,7 +75,7 @@ def test_a_run_that_diverges_is_recorded(tmp_path: Path) -> None:
     found = grid(axes=(axis,), set=(*SMALL, "train.max_bad_steps=1"), seeds=(0,))
     results = run_grid(found, tmp_path)
     assert [r.found["diverged"] for r in results] == [False, True]
-    fine, lost = compare(results, "loss")
+    fine, lost = compare(found, results)
     assert (fine.diverged, lost.diverged) == (0, 1)
     assert len(fine.values) == 1
     assert not lost.values

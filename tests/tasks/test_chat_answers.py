@@ -18,11 +18,10 @@ from anyformer.data.conversations import MESSAGES
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows, read
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.recipe import Bytes, Chat, Data, Padded, Preferences, Recipe, Rewards, Seq2Seq, TableFile, columns
+from anyformer.recipe import Bytes, Chat, Data, Padded, Preferences, Recipe, Rewards, Seq2Seq, TableFile
 from anyformer.recipe.source import source_faults
 from anyformer.run import Run, load
 from anyformer.serve.http.service import ServedRun
-from anyformer.tasks.build import build_task
 from anyformer.tasks.chat import Conversing
 from anyformer.tasks.chat_answers import ChatAnswers, ChatPreferring, ChatRewardedAnswers
 from tests.data.chat_cases import STYLES, tokenizer, turns
@@ -100,7 +99,7 @@ def test_rows_have_the_ids_of_a_chat(style: str, texts: list[str], good: str, ba
     chat = Conversing(Chat(), template)
     cells = {MESSAGES: [json.dumps(turns(*texts))], "target": [good], "rejected": [bad]}
     for spec, roles in ((Preferences(), ["target", "rejected"]), (Rewards(), ["target"])):
-        task = build_task(spec, text, None)
+        task = spec.build(text)
         assert isinstance(task, ChatAnswers)
         for role, answer in zip(roles, (good, bad), strict=False):
             (example,) = task.encode(Rows(cells, "f", [1]), False, role)
@@ -183,7 +182,7 @@ def test_forms_of_preferences_are_one(tmp_path: Path, monkeypatch: pytest.Monkey
     for i, (row, prompt) in enumerate(forms):
         path = write(f"{i}.{suffix}", [row])
         source = TableFile(path=path, target="chosen", rejected="rejected", **prompt)  # type: ignore[arg-type]
-        assert not [*source_faults(source, "dpo", columns(Preferences()))]
+        assert not [*source_faults(source, "dpo", Preferences().columns)]
         found = rows_of(source).columns
         assert json.loads(found.pop(MESSAGES)[0]) == PROMPT
         assert found == {"target": [GOOD], "rejected": [BAD]}

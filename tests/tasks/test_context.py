@@ -16,7 +16,6 @@ from anyformer.run import Run, load, write_folder, write_model
 from anyformer.serve.engine import Engine
 from anyformer.serve.request import Generation, Limits, TooLong
 from anyformer.tasks.answer_budgets import TrainedLimit
-from anyformer.tasks.build import build_task
 from tests import loop
 from tests.serve.http.served import TEMPLATE, serving_engine
 from tests.test_cli import refused
@@ -33,7 +32,7 @@ def trained(kind: str = "lm", context: int | None = TRAINED) -> Run:
     tokenizer = TOKENIZERS["bytes"].with_chat({"default": TEMPLATE}) if kind == "chat" else run.tokenizer
     model = Transformer(run.config.model_copy(update={"context": context})).eval()
     model.load_state_dict(run.model.state_dict())
-    return Run(model, build_task(run.spec, tokenizer, None), run.spec, Path("nowhere"))
+    return Run(model, run.spec.build(tokenizer), run.spec, Path("nowhere"))
 
 
 @pytest.mark.parametrize("asked", [None, 5, 100])

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from anyformer.config import ConfigError, io
 from anyformer.data.batch import Example, collate
 from anyformer.data.loader import Cursor, ExampleLoader
+from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Embed, Padded, Recipe, Regress, Words
 from anyformer.run import Run, load
 from anyformer.tasks.embed import MAX_QUERIES, Embedding, compare
 from anyformer.tasks.metrics import spearman
-from anyformer.tasks.regress import Regressing, scaled
+from anyformer.tasks.regress import Regressing
 from anyformer.training.loop import fit
 from anyformer.training.parallel import Ranks
 from anyformer.training.plan import plan
@@ -186,7 +187,7 @@ def test_a_plan_shows_both_texts(trained: tuple[Recipe, Run]) -> None:
 
 
 def test_a_number_is_a_cosine(words: TextTokenizer) -> None:
-    task = Regressing(scaled(Regress(apart=True), ["2", "5", "10"]), words)
+    task = Regressing(Regress(apart=True).complete(Rows({"label": ["2", "5", "10"]}, "f", range(3))), words)
     assert (task.spec.mean, task.spec.deviation) == (2, 8)
     same, across, between = torch.eye(2)[[0, 0]], torch.eye(2), torch.tensor([[1.0, 0], [3, 4]])
     assert [float(task.format_prediction(vectors)) for vectors in (same, across, between)] == [

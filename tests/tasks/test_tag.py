@@ -20,7 +20,7 @@ from anyformer.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, 
 from anyformer.run import Run, load
 from anyformer.tasks import tag as tag_tasks
 from anyformer.tasks.metrics import span_scores, spans
-from anyformer.tasks.tag import Tagging, spell, with_tags
+from anyformer.tasks.tag import Tagging, spell
 from anyformer.training.plan import plan
 from anyformer.training.train import evaluate
 from tests.training.small import PACKED, PADDED, evens, make, pairs, quiet, run, said, settings, tagging
@@ -256,15 +256,19 @@ def test_spans_by_hand() -> None:
     assert spans(["B-x", "I-x", "O", "I-y", "I-x", "B-x"]) == {("x", 0, 2), ("y", 3, 4), ("x", 4, 5), ("x", 5, 6)}
 
 
+def completed(task: Tag, tags: list[str]) -> Tag:
+    return task.complete(Rows({"tags": tags}, "f", range(len(tags))))
+
+
 def test_labels_tell_whether_there_are_spans() -> None:
-    assert with_tags(Tag(), ["O\nB-x\nI-x"]) == Tag(labels=("B-x", "I-x", "O"), spans=True)
-    assert with_tags(Tag(), ["B-x\nNOUN"]).spans is False
-    assert with_tags(Tag(spans=False), ["B-x\nO"]).spans is False
-    assert with_tags(Tag(labels=("O", "S-x"), spans=True), []).spans is True
+    assert completed(Tag(), ["O\nB-x\nI-x"]) == Tag(labels=("B-x", "I-x", "O"), spans=True)
+    assert completed(Tag(), ["B-x\nNOUN"]).spans is False
+    assert completed(Tag(spans=False), ["B-x\nO"]).spans is False
+    assert completed(Tag(labels=("O", "S-x"), spans=True), []).spans is True
     with pytest.raises(ConfigError, match=r"task\.spans = true: 'NOUN' is not a label of spans"):
-        with_tags(Tag(spans=True), ["O\nNOUN"])
+        completed(Tag(spans=True), ["O\nNOUN"])
     with pytest.raises(ConfigError, match="has fewer than two tags: of the words of all rows, all have the tag 'O'"):
-        with_tags(Tag(), ["O\nO"])
+        completed(Tag(), ["O\nO"])
     with pytest.raises(ConfigError, match="'O' occurs twice"):
         Tag(labels=("O", "O"))
 

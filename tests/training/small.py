@@ -69,7 +69,6 @@ from anyformer.recipe import (
     Tokenizer,
     Train,
     Words,
-    columns,
 )
 from anyformer.run import Run
 from anyformer.training.checkpoint import checkpoints
@@ -203,7 +202,7 @@ def labelled(
     **train: Any,
 ) -> Recipe:
     """Rows of a table: a text, its pair and its label where the task has them; watched on the same rows."""
-    names = columns(task)
+    names = task.columns
     path, written = folder / "rows.tsv", "\n".join("\t".join(row) for row in (names, *rows))
     if not path.exists() or path.read_text(encoding="utf-8") != written:  # another process may be reading it
         path.write_text(written, encoding="utf-8")

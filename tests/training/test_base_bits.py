@@ -15,7 +15,6 @@ from anyformer.recipe.recipe import Recipe
 from anyformer.recipe.task import LanguageModel
 from anyformer.recipe.tokenizer import Words
 from anyformer.run import Run, load
-from anyformer.tasks.build import build_task
 from anyformer.training.loop import fit
 from anyformer.training.train import merge
 from anyformer.transforms.quantise import round_base
@@ -94,7 +93,7 @@ def test_a_merged_run_is_exported(tmp_path: Path) -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     tokenizer = train_tokenizer(Words(), [" ".join(map(str, range(20)))])
     spec = LanguageModel()
-    af.to_hf(Run(model, build_task(spec, tokenizer, None), spec, tmp_path), tmp_path / "public")
+    af.to_hf(Run(model, spec.build(tokenizer), spec, tmp_path), tmp_path / "public")
     found = load_file(tmp_path / "public" / "model.safetensors")
     layer = model.get_submodule("decoder.blocks.0.feedforward.inner.down")
     assert isinstance(layer, Linear)

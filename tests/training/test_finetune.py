@@ -13,7 +13,6 @@ from anyformer.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Adam, AdamW, Classify, Encoder, Recipe, Regress, RunTokenizer, Words
 from anyformer.run import Run, load, write_folder, write_model
-from anyformer.tasks.build import build_task
 from anyformer.training.finetune import lr_scale
 from anyformer.training.job import Job
 from anyformer.training.loop import fit
@@ -44,7 +43,7 @@ def begun(recipe: Recipe, first: Path, **train: Any) -> Recipe:
 
 def foreign(recipe: Recipe, folder: Path, **changes: Any) -> Run:
     """A run as an import leaves it: an encoder with a pooler, and no recipe."""
-    spec, task = Encoder(), build_task(Encoder(), train_tokenizer(Words(), ["0 1 2 3 4 5 6 7 8 9"]), None)
+    spec, task = Encoder(), Encoder().build(train_tokenizer(Words(), ["0 1 2 3 4 5 6 7 8 9"]))
     source = recipe.model.source.model_copy(update={"vocab": task.tokenizer.size})
     head = Embedder(pool="mean", transform=Transform())
     config = recipe.model.model_copy(update={"source": source, "head": head, **changes})

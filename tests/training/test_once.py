@@ -23,7 +23,6 @@ from anyformer.recipe import (
     Regress,
     SpanCorruption,
     Words,
-    columns,
 )
 from anyformer.tasks.base import Task
 from anyformer.training.make_task import make_task
@@ -106,7 +105,7 @@ def test_every_text_is_tokenised_once(recipe: Recipe, seen: Counter[str], tmp_pa
         assert {word.strip() for word in seen} == {w for cell in rows.columns["words"] for w in cell.split("\n")}
         assert set(seen.values()) == {1}
     else:
-        read = [name for name in columns(recipe.task) if name in rows.columns and name not in ("label", "task")]
+        read = [name for name in recipe.task.columns if name in rows.columns and name not in ("label", "task")]
         assert seen == Counter(text for name in read for text in rows.columns[name])
 
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.run import Run, write_folder, write_model
 from anyformer.serve.engine import Engine
-from anyformer.tasks.build import build_task
 from tests.serve.http.served import TEMPLATE, Server, serving_engine
 from tests.test_generate import KINDS, TOKENIZERS, writer
 
@@ -35,7 +34,7 @@ def chatty(kind: str) -> Run:
     """A chat model that has learnt nothing."""
     run = writer(kind, ends=True)
     tokenizer = TOKENIZERS[kind].with_chat({"default": TEMPLATE})
-    return Run(run.model, build_task(run.spec, tokenizer, None), run.spec, Path("nowhere"))
+    return Run(run.model, run.spec.build(tokenizer), run.spec, Path("nowhere"))
 
 
 CASES = [(kind, rule) for kind in KINDS for rule in RULES if rule != "json" or kind in ("bytes", "bpe", "unigram")]
