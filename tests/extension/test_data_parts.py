@@ -21,20 +21,14 @@ FILE = Path(__file__).with_name("my_data.py")
 TEXTS = ["가나 12 다", "abc 가 7 나", "!? 3"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported(known: None) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ANYFORMER_IMPORT", "")
-        import_file(FILE)
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANYFORMER_IMPORT", "")
 
 
-def anyformer(*args: object, code: int = 0) -> Result:
-    done = CliRunner().invoke(app, list(map(str, args)))
+def anyformer(*args: object, code: int = 0, given: Path | None = FILE) -> Result:
+    done = CliRunner().invoke(app, [*(["--import", str(given)] if given else []), *map(str, args)])
     assert done.exit_code == code, done.output
     return done
 
@@ -67,7 +61,7 @@ def test_a_run_with_them_is_made_resumed_and_used(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:  # as in a process that has not imported the file
         patch.setattr(part, "_PARTS", [one for one in part.all_parts() if one.__module__ != "my_data"])
         patch.setenv("ANYFORMER_IMPORT", "")
-        refused = " ".join(anyformer("predict", whole, "in.txt", code=2).output.split())
+        refused = " ".join(anyformer("predict", whole, "in.txt", code=2, given=None).output.split())
     assert "needs the part 'syllables' (Tokenizer) of my_data.py: give it with --import my_data.py" in refused
     assert {"Source counting", "Source cards"} <= json.loads((whole / "recipe.parts.json").read_text()).keys()
     (tmp_path / "cards.txt").write_text("1 :: 1\n" * 40)
@@ -117,6 +111,7 @@ def test_code_of_a_tokenizer_comes_from_no_file_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("export", [lambda run: public_tokenizers.write(Path("public"), run), gguf_vocabulary.describe])
 def test_no_public_format_has_its_code(export: Callable[[Any], object]) -> None:
+    import_file(FILE)
     tokenizer = train_tokenizer(trainable()["syllables"].model_validate({"size": 40}), TEXTS)
     with pytest.raises(ConfigError, match="'syllables': has code of its own, which no public format has"):
         export(SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(vocab=40)))
