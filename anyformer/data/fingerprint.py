@@ -7,7 +7,7 @@ folder (`folders`, `shards`) have one fingerprint together.
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from anyformer.config.spec import ConfigError, Fault, visible
@@ -53,8 +53,14 @@ def _of_path(path: Path) -> str:
     if not path.is_dir():
         return of_file(path)
     members = sorted(member for member in path.rglob("*") if member.is_file() and not member.name.startswith("."))
-    listed = "\n".join(f"{member.relative_to(path).as_posix()}\0{of_file(member)}" for member in members)
-    return f"{len(members)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
+    return of_files((member.relative_to(path).as_posix(), member) for member in members)
+
+
+def of_files(named: Iterable[tuple[str, Path]]) -> str:
+    """Return the fingerprint of several files together, by their names."""
+    lines = [f"{name}\0{of_file(path)}" for name, path in named]
+    digest = hashlib.sha256(os.fsencode("\n".join(lines)))
+    return f"{len(lines)} files {digest.hexdigest()}"
 
 
 def of_file(path: Path) -> str:

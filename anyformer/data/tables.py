@@ -3,9 +3,7 @@
 A column of records may lie within another: `meta.title`, `translations.0.text`.
 """
 
-import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,7 +14,7 @@ from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.conversations import MESSAGES, alternate, prompt_and_answers
 from anyformer.data.delimited import other_delimiter, read_csv, separated
 from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
-from anyformer.data.fingerprint import of_file
+from anyformer.data.fingerprint import of_files
 from anyformer.data.media_rows import with_references
 from anyformer.data.readers import LISTS, Rows, collect, selected
 from anyformer.recipe import FORMATS, ColumnName, ColumnNames, Root, TableFile, TableFormat, single_columns
@@ -67,8 +65,7 @@ def media_fingerprints(source: TableFile, data: Root) -> Iterator[tuple[str, str
             if not isinstance(row, str):
                 cells.update(part.partition("#")[0] for cell in row.values() for part in cell.split("+"))
         files = sorted(path for cell in cells if (path := folder / cell.strip()).is_file())
-        listed = "\n".join(f"{path}\0{of_file(path)}" for path in files)
-        yield name, f"{len(files)} files {hashlib.sha256(os.fsencode(listed)).hexdigest()}"
+        yield name, of_files((str(path), path) for path in files)
 
 
 def _joined(rows: Parsed, joined: dict[str, int], between: str) -> Parsed:
