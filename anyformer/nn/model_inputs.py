@@ -35,29 +35,18 @@ class SideOptions(StackOptions, total=False):
 
     source_segments: Tensor | None
     source_attention_mask: Tensor | None
-    source_positions: Tensor | None
     source_types: Tensor | None
+    source_positions: Tensor | None
     source_media: MediaBatch | None
+    target_positions: Tensor | None
     target_segments: Tensor | None
     target_attention_mask: Tensor | None
-    target_positions: Tensor | None
     target_types: Tensor | None
     target_media: MediaBatch | None
 
 
-OWN = ("segments", "attention_mask", "positions", "marks", "types", "spelled", "media")
-SIDED = (
-    "source_segments",
-    "source_attention_mask",
-    "source_types",
-    "source_positions",
-    "source_media",
-    "target_positions",
-    "target_segments",
-    "target_attention_mask",
-    "target_types",
-    "target_media",
-)
+OWN = tuple(StackOptions.__annotations__)
+SIDED = tuple(name for name in SideOptions.__annotations__ if name not in OWN)
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str], instead: str, shape: str) -> None:
