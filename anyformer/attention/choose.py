@@ -144,9 +144,9 @@ def _choose(backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs:
 _choose_once = lru_cache(maxsize=4096)(_choose)
 
 
-def without_mask(pattern: Pattern, q: Facts, k: Facts, role: Role) -> Dense | None:
+def without_mask(pattern: Pattern, q: Facts | Layout, k: Facts | Layout, role: Role) -> Dense | None:
     """Return the dense form without a stored mask, or None if layouts and pattern need one."""
-    if not (q.marked or k.marked or q.packed or k.packed):
+    if q.marks is None and k.marks is None and not q.packed and not k.packed:
         if isinstance(pattern, Full) and q.padding == k.padding == "none":
             return Dense()
         # the real tokens of a row never see the padding to their right
@@ -196,7 +196,7 @@ def _no_segments(pattern: Pattern, pair: Pair, scheme: Position) -> str | None:
     """Return why segments and a window do not say all that a kernel must know; None if they do."""
     if pair.role == "cross" and not isinstance(pattern, Full):
         return "in cross-attention it takes the full pattern only"
-    if pair.q.marked or pair.k.marked or scheme.biases() or varlen.window_of(pattern) is None:
+    if pair.q.marks or pair.k.marks or scheme.biases() or varlen.window_of(pattern) is None:
         return "it takes full, causal and window patterns only, without marks or biases"
     return None
 

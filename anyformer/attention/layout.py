@@ -48,7 +48,7 @@ class Facts(NamedTuple):
     """What a layout knows about its tokens without reading them."""
 
     length: int
-    marked: bool
+    marks: Literal[True] | None  # None: no token is marked, as in a layout
     segmented: bool
     ordered: bool
     packed: bool
@@ -101,7 +101,7 @@ class Layout(NamedTuple):
         """What the choice of a kernel needs."""
         return Facts(
             self.positions.shape[1],
-            self.marks is not None,
+            None if self.marks is None else True,
             self.segments is not None,
             self.ordered,
             self.packed,

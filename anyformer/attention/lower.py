@@ -68,7 +68,7 @@ def lower(
 
 def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> Dense:
     """Lower a pattern between two layouts to a mask, to a bias, or to neither if no mask is needed."""
-    if bias is None and (maskless := without_mask(pattern, q.facts, k.facts, role)) is not None:
+    if bias is None and (maskless := without_mask(pattern, q, k, role)) is not None:
         return maskless
     mask, has_key = sees(pattern, q, k)[:, None], None
     if role == "cross" or not pattern.sees_self:  # a query may be fully masked: let it see all keys, zero it afterwards
@@ -81,7 +81,7 @@ def lower_dense(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor
 
 def lower_few(pattern: Pattern, q: Layout, k: Layout, role: Role, bias: Tensor | None = None) -> FewQueries:
     """Do the same for the kernel of few queries, which needs no care for fully masked ones."""
-    if bias is None and without_mask(pattern, q.facts, k.facts, role) is not None:
+    if bias is None and without_mask(pattern, q, k, role) is not None:
         return FewQueries()
     mask = sees(pattern, q, k)[:, None]
     return FewQueries(mask) if bias is None else FewQueries(bias=bias.masked_fill(~mask, -torch.inf))

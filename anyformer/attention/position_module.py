@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Position, Relative, Rotation
+from anyformer.config import Position, Relative
 
 
 class Positions(nn.Module):
@@ -22,9 +22,6 @@ class Positions(nn.Module):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.scheme.embed(x, positions, self._read())
-
-    def prepare(self, positions: Tensor, key_width: int) -> Rotation | None:
-        return self.scheme.prepare(positions, key_width)
 
     def levels(self, causal: bool, device: torch.device) -> Tensor | None:
         return self.scheme.levels(self.heads, causal, self._read(), device)

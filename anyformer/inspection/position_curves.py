@@ -52,6 +52,6 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
 
 
 def _rotated_ones(positions: Positions, at: Tensor, width: int) -> Tensor:
-    rotation = positions.prepare(at, width)
+    rotation = positions.scheme.prepare(at, width)
     assert rotation is not None
     return positions.scheme.rotate(torch.ones(1, 1, at.shape[1], width, device=at.device), rotation)

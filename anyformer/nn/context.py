@@ -45,6 +45,9 @@ class PassOptions(NamedTuple):
     aux: AuxOutputs | None = None  # None in evaluation and with a cache
     recompute: bool = False  # activations in the backward pass, one block at a time, in place of storing them
 
+    def scoped(self, scope: str) -> "PassOptions":
+        return self if self.taps is None else self._replace(taps=self.taps.scoped(scope))
+
 
 class CacheWriter(NamedTuple):
     """The cache of one layer, and the slots of the tokens at hand."""

@@ -16,7 +16,6 @@ from anyformer.attention.layout import Layout, real
 from anyformer.config import Embedder, Input, MultiToken, Pool
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
-from anyformer.kernels.matmul import linear
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.linear import WeightFormat
 
@@ -154,7 +153,7 @@ class VocabularyHead(nn.Module):
 
     def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
         if self.format is None:
-            logits = linear(x, self._weight(table), self.bias)
+            logits = F.linear(x, self._weight(table), self.bias)
         else:
             logits = self.format.matmul(x, None, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)

@@ -274,7 +274,7 @@ class Transformer(nn.Module):
 
     def _encode(self, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
         assert self.encoder is not None
-        options = _scoped(options, "encoder")
+        options = options.scoped("encoder")
         x = self._embed("encoder", inputs, layout, options)
         sinks = {i: StateSink() for i in self.encoder_init_widths}
         x = self.encoder(x, layout, options, state_sinks=sinks)
@@ -295,7 +295,7 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         if memory is not None:
             self._check_past(memory.past, cache)
-        options = _scoped(options, "decoder")
+        options = options.scoped("decoder")
         if cache is not None:
             options = options._replace(aux=None)
         # a cache outlives the step that wrote it, so none of its tensors may reference that step's graph
@@ -315,7 +315,7 @@ class Transformer(nn.Module):
         assert isinstance(self.head, PooledHead)
         if media.images is None or media.image_at is None:
             return out
-        _, taps, aux, recompute = _scoped(options, "image_tower")
+        _, taps, aux, recompute = options.scoped("image_tower")
         self.image_tower.backend = self.backend
         vectors = self.head.last(self.image_tower(media.images, taps=taps, aux=aux, recompute=recompute))
         image = media.image_at.amax(dim=1)  # [b]
@@ -396,7 +396,3 @@ def _without_media(
     """Return what the stack of tokens reads, and the images that a tower reads."""
     ((side, (inputs, layout)),) = sides.items()
     return {side: (inputs._replace(media=None), layout)}, inputs.media
-
-
-def _scoped(options: PassOptions, side: str) -> PassOptions:
-    return options if options.taps is None else options._replace(taps=options.taps.scoped(side))

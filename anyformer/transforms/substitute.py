@@ -27,6 +27,7 @@ from anyformer.nn.block import Sublayer
 from anyformer.nn.context import Context
 from anyformer.nn.eval_mode import submodules
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
+from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.linear import Linear
 from anyformer.nn.norm import OverBatch, RootMeanSquare
 
@@ -65,7 +66,7 @@ class FastLinear(Linear):
         if self.format is not None:
             return super().forward(x)
         assert self.weight is not None
-        one_row = x.numel() == self.in_features and not x.is_cuda  # which a CPU multiplies as it is
+        one_row = not x.is_cuda and x.numel() == self.in_features  # which a CPU multiplies as it is
         y = F.linear(x, self.weight, self.bias) if one_row else linear(x, self.weight, self.bias)
         return y if self.lora is None else y + self.lora(x)
 
@@ -107,6 +108,16 @@ class FastLinear(Linear):
             return self.format.fused_row(x, self.bias, fusion)
         assert self.weight is not None
         return one_row_linear(x, self.weight, None, self.bias, *fusion)
+
+
+class FastVocabularyHead(VocabularyHead):
+    """Head with kernels for few rows."""
+
+    def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
+        if self.format is not None:
+            return super()._logits(x, table)
+        logits = linear(x, self._weight(table), self.bias)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 class FastPlainFFN(PlainFFN):
@@ -198,6 +209,7 @@ TABLE: dict[type[nn.Module], Substitution] = {
     nn.LayerNorm: Substitution(FastLayerNorm, ("training",), "saves bf16 for the backward pass"),
     RootMeanSquare: Substitution(FastRootMeanSquare, ("cuda", "training"), "one kernel; in training it saves bf16"),
     Linear: Substitution(FastLinear, ("cpu", "cuda", "training"), "kernels for few rows, and for joined gradients"),
+    VocabularyHead: Substitution(FastVocabularyHead, ("cpu", "cuda"), "kernels for few rows"),
     PlainFFN: Substitution(FastPlainFFN, ("training",), "matmul and activation by one op"),
     Sublayer: Substitution(FastSublayer, ("cpu", "cuda"), "fewer calls; on CUDA also fewer kernels for one row"),
 }

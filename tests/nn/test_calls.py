@@ -1,0 +1,105 @@
+"""How much of the package a forward pass and a decode step run through: a reader follows every call."""
+
+import ast
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.nn import attention, block, feedforward, linear, model as models, norm, stack
+from anyformer.nn.context import Context
+
+ROOT = os.path.dirname(af.__file__)
+MAX_FORWARD_LINES = 40  # without the docstring: one screen
+
+
+class Followed(NamedTuple):
+    """The calls of functions of this package."""
+
+    calls: int
+    functions: int
+    files: int
+    depth: int
+
+
+def follow(work: Callable[[], Any]) -> Followed:
+    seen, depths, calls = set[tuple[str, str]](), [0, 0], 0
+
+    def hook(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        code = frame.f_code
+        if code.co_filename.startswith(ROOT) and event in ("call", "return"):
+            depths[0] += 1 if event == "call" else -1
+            if event == "call":
+                calls += 1
+                depths[1] = max(depths)
+                seen.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(hook)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return Followed(calls, len(seen), len({name for name, _ in seen}), depths[1])
+
+
+@pytest.fixture(scope="module")
+def llama() -> af.Transformer:
+    return af.Transformer(af.presets.llama(depth=2, width=64, heads=4, kv_heads=2, ff=128, vocab=97)).eval()
+
+
+@torch.no_grad()
+def test_a_forward_pass(llama: af.Transformer) -> None:
+    ids = torch.randint(0, 97, (1, 8))
+    llama(ids)
+    found = follow(lambda: llama(ids))
+    assert found.calls <= 165
+    assert found.functions <= 76
+    assert found.files <= 22
+    assert found.depth <= 11
+
+
+def test_a_further_token(llama: af.Transformer) -> None:
+    ids = torch.randint(0, 97, (1, 8))
+    for n in (2, 12):  # a kernel is chosen when facts are new
+        af.generate(llama, ids, max_new_tokens=n)
+    few, many = (follow(lambda n=n: af.generate(llama, ids, max_new_tokens=n)).calls for n in (2, 12))
+    assert (many - few) / 10 <= 184
+
+
+def parsed(module: ModuleType) -> ast.Module:
+    return ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+
+
+def forwards() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for module in (attention, block, feedforward, linear, models, norm, stack):
+        for cls in parsed(module).body:
+            for node in cls.body if isinstance(cls, ast.ClassDef) else ():
+                if isinstance(node, ast.FunctionDef) and node.name == "forward" and len(node.body) > 1:
+                    yield f"{module.__name__}.{cls.name}", node
+
+
+@pytest.mark.parametrize(("name", "node"), list(forwards()))
+def test_a_forward_function_fits_on_a_screen(name: str, node: ast.FunctionDef) -> None:
+    first = node.body[1] if ast.get_docstring(node) is not None else node.body[0]
+    assert node.end_lineno is not None
+    assert node.end_lineno - first.lineno + 1 <= MAX_FORWARD_LINES, name
+
+
+def test_a_context_is_small() -> None:
+    assert len(Context._fields) <= 9
+
+
+def test_plain_modules_ask_for_no_kernel() -> None:
+    """The skeleton of `nn` holds formulae; what is faster is in `transforms/substitute.py`."""
+    allowed = {"at_least_fp32", "Act", "RowFusion"}  # a precision, and the types of what a weight format can do
+    for module in (attention, block, linear, norm):
+        imports = [node for node in ast.walk(parsed(module)) if isinstance(node, ast.ImportFrom)]
+        kernels = [node for node in imports if (node.module or "").startswith("anyformer.kernels")]
+        assert {name.name for node in kernels for name in node.names} <= allowed, module.__name__
