@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from anyformer.config import ConfigError, Fault, ModelConfig, io
+from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.config.part import Part, families, kind_of
 from anyformer.config.spec import alternatives
+from anyformer.recipe.schedule import Schedule
 from anyformer.testing import laws, reading
 from anyformer.testing.split import shared_by_two
 from anyformer.testing.subject import AROUND, Subject, subjects
@@ -38,7 +39,11 @@ BLOCK_LAWS: dict[str, Law] = {
 }
 OF_SEQUENCES = ("causal", "padding", "packing", "cache", "generation", "segments")
 SPLIT = "tensor"  # of all parts at once, as two processes have to start
-LAWS: dict[type[Part], dict[str, Law]] = dict.fromkeys(AROUND, BLOCK_LAWS)
+PLAIN_LAWS: dict[str, Law] = {"config": laws.config_survives}  # of families without a line below
+LAWS: dict[type[Part], dict[str, Law]] = {
+    **dict.fromkeys(AROUND, BLOCK_LAWS),
+    Schedule: {**PLAIN_LAWS, "steps": laws.factors_are_right},
+}
 LARGE = 32  # value of integers without a default
 FEW = ("heads", "groups", "top_k", "count", "labels")  # those that are 2
 
@@ -95,20 +100,23 @@ def run_laws(parts: Sequence[Part], around: dict[str, Any] | None = None, skip: 
     found, splits = list[tuple[Part, list[Result]]](), list[ModelConfig | None]()
     for part in parts:
         family = next((family for family in families(type(part)) if family in LAWS), None)
-        if family is None:
-            raise ConfigError([Fault(type(part).__name__, "is of a family that has no laws yet")])
+        of_family, splits_with = PLAIN_LAWS if family is None else LAWS[family], family in AROUND
         try:
-            made = subjects(part, AROUND[family](part) | (around or {}))
+            own = AROUND[family](part) if family in AROUND else {}
+            made = subjects(part, own | (around or {}))
         except ConfigError as error:
             made, results = list[Subject](), [Result("config", False, f"no small model has it: {error}")]
         else:
-            tried = {name: law for name, law in LAWS[family].items() if name not in skip}
+            tried = {name: law for name, law in of_family.items() if name not in skip}
             results = [_result(name, law, made if name != COMPILE else made[:1]) for name, law in tried.items()]
         found.append((part, results))
-        splits.append(made[0].config if made else None)
+        splits.append(made[0].config if made and splits_with else None)
     if SPLIT not in skip:
-        for (_, results), outcome in zip(found, shared_by_two(splits), strict=True):
-            results.append(Result(SPLIT, *outcome))
+        shared = [config for config in splits if config is not None]
+        outcomes = iter(shared_by_two(shared) if shared else [])
+        for (_, results), config in zip(found, splits, strict=True):
+            if config is not None:
+                results.append(Result(SPLIT, *next(outcomes)))
     return [Report(part, tuple(results)) for part, results in found]
 
 

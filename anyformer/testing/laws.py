@@ -3,6 +3,7 @@
 A law is a function that raises an `AssertionError`, or returns why it is not for this part.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from anyformer.nn.context import Tap
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.init import allocate, initialise
 from anyformer.nn.model import Transformer
+from anyformer.recipe.schedule import Schedule
 from anyformer.testing.subject import LENGTH, ROWS, Subject, built, close, random_inputs
 
 STEPS = (1e-6, 1e-4)  # of finite differences; one of them is enough, as the other may cross a kink
@@ -135,6 +137,18 @@ def _check_matrix(module: nn.Module, name: str, inputs: int, outputs: int) -> No
     if isinstance(weight, Tensor) and weight.dim() == 2:
         sizes = list(weight.shape)
         assert sizes == [outputs, inputs], f"`matrices` has {name} from {inputs} to {outputs}, its weight is {sizes}"
+
+
+def factors_are_right(subject: Subject) -> None:
+    """The factors of a schedule are numbers that are not negative, of any number of steps; cycles end with the last."""
+    assert isinstance(subject.part, Schedule)
+    for steps in (1, 2, 10, 1000):
+        factors = [subject.part.at(step, steps) for step in range(1, steps + 1)]
+        wrong = next((x for x in factors if not math.isfinite(x) or x < 0), None)
+        assert wrong is None, f"of {steps} steps, step {factors.index(wrong) + 1} has the factor {wrong}"
+        ends = subject.part.cycle_ends(steps)
+        assert ends == sorted(set(ends)), f"the cycles of {steps} steps end at {ends}, which is no order of steps"
+        assert ends[-1:] == [steps], f"the cycles of {steps} steps end at {ends}, not at the last step"
 
 
 # -- gradients and values ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from anyformer.attention.layout import sees
 from anyformer.config import Activation, Causal, FeedForward, Full, Norm, Position, Size
 from anyformer.config.cost import Cost, Matrix, Sizes, linear
 from anyformer.nn.linear import Linear
+from anyformer.recipe.schedule import Schedule
 from tests.extension.my_parts import Digits, DigitsModule, Mean, Softmaxes, Strided
 
 CAUSAL, FULL = Causal(), Full()
@@ -414,3 +415,11 @@ class UninitialisedHead(Softmaxes):
         module = super().build(width, read, tied)
         module.scale = nn.Parameter(torch.empty(read.rows))
         return module
+
+
+@broken("steps")
+class BelowZero(Schedule):
+    kind: Literal["below_zero"] = "below_zero"
+
+    def factor(self, step, steps):
+        return 1 - 2 * step / steps
