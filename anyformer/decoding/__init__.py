@@ -1,6 +1,6 @@
 """Decoding: from a model and ids to more ids. It never sees text.
 
-A `Request` (what to decode) and a strategy (how to choose tokens) go to `decode`; each strategy is a loop over a
+A `Request` (what to decode) and a strategy (how to choose tokens) go to `strategy.run`; each is a loop over a
 `Session`, which reads tokens with a KV cache.
 
 beam_search       beam search, diverse beam search, and lexically constrained beam search
@@ -8,7 +8,6 @@ buffers           tensors with fixed addresses and their CUDA graphs, kept betwe
 check             checks of single option values
 constraints       constraints on answers: regular expressions, JSON schemas, phrases, banned strings
 contrastive       contrastive search
-decode            `decode`: a request under any strategy
 drafters          draft tokens by a smaller model, by lookup, or by the model's own layers
 filters           the options that change logits, such as penalties and top-k
 generate          greedy decoding and sampling, at once or as a stream

@@ -8,7 +8,7 @@ prompt is searched as if it were alone, whatever the rest of the batch does.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ from anyformer.decoding.constraints.constraint import Constraint, check_fit
 from anyformer.decoding.constraints.phrases import Phrases
 from anyformer.decoding.generate import NonFiniteLogits, steps_between_checks
 from anyformer.decoding.logit_processors import History, Processor, build, process
-from anyformer.decoding.request import Request, RequestOptions, check_request
+from anyformer.decoding.request import Request, check_request
 from anyformer.decoding.session import Read, Session
 from anyformer.decoding.step import compiled
-from anyformer.decoding.strategy import Beam, EarlyStopping
+from anyformer.decoding.strategy import Beam
 from anyformer.decoding.top_k import top_candidates, topk_short
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.eval_mode import evaluating
@@ -44,21 +44,10 @@ class NonFiniteSearch(NonFiniteLogits):
         self.found = found
 
 
-def beam_search(
-    model: Transformer,
-    ids: Tensor,
-    *,
-    beams: int = 4,
-    n_best: int = 1,
-    length_penalty: float = 1.0,
-    early_stopping: EarlyStopping = "heuristic",
-    groups: int = 1,
-    diversity_penalty: float = 0.0,
-    **options: Unpack[RequestOptions],
-) -> Hypotheses:
-    """Return the best continuations of prompts [b, t], or answers to sources [b, s]; `options` are those of `Request`.
+def beam_search(model: Transformer, ids: Tensor, *, beams: int = 4, **options: Any) -> Hypotheses:
+    """Return the best continuations of prompts [b, t], or answers to sources [b, s].
 
-    length_penalty: above 0 it favours long hypotheses, below 0 short ones.
+    `options` are those of `Request` and of `Beam`, and its filters.
 
     groups: diverse beam search (Vijayakumar et al. 2018). Groups of beams / groups are searched one after the other at
     each step; a token's score falls by the penalty for every beam of earlier groups that just chose it. The hypotheses'
@@ -69,15 +58,8 @@ def beam_search(
 
     processors: they change log-probabilities, and so scores.
     """
-    strategy = Beam(
-        beams=beams,
-        n_best=n_best,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-        groups=groups,
-        diversity_penalty=diversity_penalty,
-    )
-    return run_beam_search(model, Request(ids, **options), strategy)
+    request, how = Request.split(ids, options)
+    return run_beam_search(model, request, Beam(beams=beams, **how))
 
 
 def run_beam_search(model: Transformer, request: Request, strategy: Beam) -> Hypotheses:

@@ -6,7 +6,7 @@ with hidden states of the last layer, after the final norm.
 """
 
 import math
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from anyformer.decoding.constraints.constraint import check_fit
 from anyformer.decoding.constraints.rollback import ConstraintMask
 from anyformer.decoding.generate import NonFiniteLogits
 from anyformer.decoding.logit_processors import Allowed, Processor, build, process
-from anyformer.decoding.request import Request, RequestOptions, check_request
+from anyformer.decoding.request import Request, check_request
 from anyformer.decoding.session import Session
 from anyformer.decoding.strategy import Contrastive
 from anyformer.kernels.runtime import at_least_fp32
@@ -25,15 +25,16 @@ from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 
 
-def contrastive_search(
-    model: Transformer, ids: Tensor, *, candidates: int = 5, alpha: float = 0.6, **options: Unpack[RequestOptions]
-) -> Tensor:
-    """Continue prompts [b, t] to [b, t + new], or answer sources [b, s] with [b, 1 + new]; `options` as of `Request`.
+def contrastive_search(model: Transformer, ids: Tensor, **options: Any) -> Tensor:
+    """Continue prompts [b, t] to [b, t + new], or answer sources [b, s] with [b, 1 + new].
+
+    `options` are those of `Request` and of `Contrastive`, and its filters.
 
     Each step reads all candidates: a pass over [b * candidates]. With an `alpha` of 0 it is greedy. The last token is
     read, too: an answer of n tokens takes n positions.
     """
-    return run_contrastive(model, Request(ids, **options), Contrastive(candidates=candidates, alpha=alpha))
+    request, how = Request.split(ids, options)
+    return run_contrastive(model, request, Contrastive(**how))
 
 
 def run_contrastive(model: Transformer, request: Request, strategy: Contrastive) -> Tensor:

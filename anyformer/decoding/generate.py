@@ -14,7 +14,7 @@ from anyformer.decoding.constraints.constraint import Constraint, check_fit
 from anyformer.decoding.constraints.rollback import ConstraintMask
 from anyformer.decoding.logit_processors import Processor, build, process
 from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.request import Request, RequestOptions, check_request
+from anyformer.decoding.request import Request, check_request
 from anyformer.decoding.sampling import greedy, row_seeds, sample
 from anyformer.decoding.session import Read, Session
 from anyformer.decoding.step import compiled
@@ -103,8 +103,8 @@ def stream(model: Transformer, ids: Tensor, *, patience: int | None = 1, **optio
     Each item is the next token of each row [b], padding where it has ended, and whether its logits were finite, bool
     [b]. Tokens are yielded every `patience` steps; with None, as rarely as is fastest.
     """
-    own = {name: options.pop(name) for name in RequestOptions.__annotations__ if name in options}
-    return stream_sampling(model, Request(ids, **own), Sampling(**options), patience)
+    request, how = Request.split(ids, options)
+    return stream_sampling(model, request, Sampling(**how), patience)
 
 
 def stream_sampling(

@@ -1,9 +1,9 @@
 """A decoding request: the prompts and all options that do not depend on the strategy, and their checks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypedDict, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -22,25 +22,6 @@ from anyformer.nn.model import Transformer
 
 CACHE_KINDS = get_args(CacheKind)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-class RequestOptions(TypedDict, total=False):
-    """The fields of a `Request` besides its ids, as keywords of the functions that make one."""
-
-    max_new_tokens: int | Sequence[int]
-    stop: Sequence[int]
-    segments: Tensor | None
-    attention_mask: Tensor | None
-    marks: Tensor | None
-    media: MediaBatch | None
-    seed: int | Tensor | None
-    constraint: Constraint | None
-    phrases: Sequence[Phrase]
-    processors: Sequence[Processor]
-    cache: CacheKind
-    chunk: int | None
-    compile: bool
-    reuse: Reuse | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +59,13 @@ class Request:
     chunk: int | None = None
     compile: bool = False
     reuse: Reuse | None = None
+
+    @classmethod
+    def split(cls, ids: Tensor, options: dict[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """Return the request with its fields among some options, and the others: those of a strategy."""
+        own = {field.name for field in fields(cls)} & options.keys()
+        rest = {name: value for name, value in options.items() if name not in own}
+        return cls(ids, **{name: options[name] for name in own}), rest
 
     @cached_property
     def budgets(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from anyformer.decoding.drafters import (
 from anyformer.decoding.generate import NonFiniteLogits, seeds_of, steps_between_checks
 from anyformer.decoding.logit_processors import build
 from anyformer.decoding.prefill import synchronises
-from anyformer.decoding.request import Request, RequestOptions, check_request
+from anyformer.decoding.request import Request, check_request
 from anyformer.decoding.session import Session
 from anyformer.decoding.step import compiled
 from anyformer.decoding.strategy import Draft, Lookup, OwnHead, Speculation
@@ -61,8 +61,8 @@ def speculate(
     Greedy tokens are the same, as far as rounding goes. So are tokens sampled with a `Lookup`; with a `Draft` the same
     seed samples other tokens, with the same probabilities.
     """
-    own = {name: options.pop(name) for name in RequestOptions.__annotations__ if name in options}
-    return run_speculation(model, Request(ids, **own), Speculation(draft=draft, ahead=ahead, **options))
+    request, how = Request.split(ids, options)
+    return run_speculation(model, request, Speculation(draft=draft, ahead=ahead, **how))
 
 
 def run_speculation(model: Transformer, request: Request, strategy: Speculation) -> Speculated:

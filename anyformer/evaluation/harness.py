@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
+from anyformer.decoding.strategy import Sampling, options as all_options, owner_of
 from anyformer.evaluation.likelihood import continuations, language_model, max_length, texts
 from anyformer.run import Run, load
 
@@ -22,19 +23,8 @@ except ImportError as error:
     raise ImportError("anyformer.evaluation.harness needs the package lm-eval: pip install lm-eval") from error
 
 MAX_NEW_TOKENS = 256  # of a request that names no number
-# Names of options of a request, and ours.
-OPTIONS = {
-    "max_gen_toks": "max_new_tokens",
-    "max_new_tokens": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "num_beams": "beams",
-}
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+# Names of options of a request that differ from ours.
+NAMES = {"max_gen_toks": "max_new_tokens", "max_tokens": "max_new_tokens", "num_beams": "beams"}
 
 
 @register_model("anyformer")
@@ -93,11 +83,12 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     left = dict(given)
     until, sample = left.pop("until", None) or [], left.pop("do_sample", False)
     options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS}
-    if unknown := left.keys() - OPTIONS.keys():
+    ours = {NAMES.get(name, name): value for name, value in left.items() if value is not None}
+    if unknown := ours.keys() - options.keys() - all_options().keys():
         raise ConfigError([Fault(name, "is not an option of generate_until here") for name in sorted(unknown)])
-    options |= {OPTIONS[name]: value for name, value in left.items() if value is not None}
+    options |= ours
     if not sample:  # tasks name a temperature of 0 and the like even so
-        options = {name: value for name, value in options.items() if name not in SAMPLING}
+        options = {name: value for name, value in options.items() if owner_of(name) is not Sampling}
     stop = [until] if isinstance(until, str) else list(until)
     return options | ({"stop": stop} if stop else {})
 

@@ -212,7 +212,7 @@ class Engine:
         check_generation(self.models[name], self._bodies[name], self.limits, generation)
         server, mailbox = self._servers[name], _mailbox()
         server.check(generation)
-        job = Job(generation, mailbox, isinstance(generation.strategy, Beam), streams)
+        job = Job(generation, mailbox, streams)
         self._send(lambda: server.add(job), server.stats)
         return job
 

@@ -20,16 +20,14 @@ PATIENCE = 0.02  # seconds between two deliveries of tokens
 
 
 class Job:
-    """A generation request with its mailbox and times. With `search`, the result is hypotheses instead of tokens.
+    """A generation request with its mailbox and times.
 
     Without `streams`, all events are delivered at the end. A job without a mailbox is for an outbox that collects the
     events itself.
     """
 
-    def __init__(
-        self, generation: Generation, mailbox: Mailbox | None = None, search: bool = False, streams: bool = True
-    ):
-        self.generation, self.mailbox, self.search, self.streams = generation, mailbox, search, streams
+    def __init__(self, generation: Generation, mailbox: Mailbox | None = None, streams: bool = True):
+        self.generation, self.mailbox, self.streams = generation, mailbox, streams
         self.events: list[Item] = []  # not delivered yet
         self.arrived, self.newest = time.perf_counter(), 0.0
         self.started = self.cancelled = False  # a cancelled job is dropped at the next step

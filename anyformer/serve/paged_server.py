@@ -170,9 +170,9 @@ class PagedServer:
     def _reserve(self) -> list[Sequence]:
         """Give each running request a page for its next token, the oldest first; return those that have one."""
         ready: list[Sequence] = []
-        for sequence in sorted(self.running, key=lambda s: s.order):
+        for sequence in sorted(self.running, key=lambda s: s.job.arrived):
             while sequence.tables and not self.pages.extend(sequence, sequence.read):
-                newest = max((*self.prefilling, *self.running), key=lambda s: s.order)
+                newest = max((*self.prefilling, *self.running), key=lambda s: s.job.arrived)
                 self._preempt(newest)
                 if newest is sequence:
                     break

@@ -44,7 +44,7 @@ class Sequence:
 
     def __init__(self, job: Job, start: int | None, device: torch.device):
         generation = job.generation
-        self.job, self.generation, self.order = job, generation, job.arrived
+        self.job, self.generation = job, generation
         pair = start is not None
         self.source: tuple[int, ...] = generation.ids if pair else ()
         self.prompt: tuple[int, ...] = (start,) if start is not None else generation.ids  # as the decoder reads it

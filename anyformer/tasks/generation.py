@@ -15,7 +15,6 @@ from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.decoding.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
 from anyformer.decoding.check import parse_ids
-from anyformer.decoding.decode import decode
 from anyformer.decoding.generate import NonFiniteLogits, stream_sampling
 from anyformer.decoding.request import Request
 from anyformer.decoding.sampling import row_seeds
@@ -326,7 +325,7 @@ class GenerationRequest:
         """Yield the tokens of complete answers one by one."""
         failed: list[int] = []
         try:
-            ids = decode(self.model, request, strategy)
+            ids = strategy.run(self.model, request)
         except NonFiniteLogits as error:
             ids, failed = error.ids, error.rows
         begin = 1 if self.model.encoder is not None else request.ids.shape[1]
@@ -336,7 +335,7 @@ class GenerationRequest:
         yield from map(list, zip(*answers, strict=True))
 
     def _decoding(self, rows: Sequence[int]) -> tuple[Request, Strategy]:
-        """Return what `decode` needs for some texts."""
+        """Return the request of some texts, and how it is answered."""
         constraints = self.constraints_of(rows[0])
         ids, segments = pad_rows([self.prompts[i] for i in rows], next(self.model.parameters()).device)
         ids, media, marks = read_media(self.task, ids, torch.full_like(ids, SEEN) if self.task.marked else None)

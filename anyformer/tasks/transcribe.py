@@ -16,7 +16,6 @@ from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import BadFile, read_sound
 from anyformer.data.spectrogram import log_mel
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.decode import decode
 from anyformer.decoding.filters import ban
 from anyformer.decoding.logit_processors import History
 from anyformer.decoding.request import Request
@@ -55,7 +54,7 @@ class Transcribing(PredictOnly):
                 stop=ending_ids(self.tokenizer, model.config),
                 processors=[Opening(self.spec, model.config.vocab, ids.device)],
             )
-            for i, answer in zip(rows[at:], decode(model, request, how).tolist(), strict=False):
+            for i, answer in zip(rows[at:], how.run(model, request).tolist(), strict=False):
                 spoken = before_end(answer[1 + len(self.spec.opening) :], request.stop_ids)
                 out[i] = self.tokenizer.decode(spoken).strip()
             if progress:

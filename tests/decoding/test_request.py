@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError
-from anyformer.decoding.decode import decode
 from anyformer.decoding.prefix_cache import Reuse
 from anyformer.decoding.request import Request
 from anyformer.decoding.strategy import Beam, Contrastive, Draft, Lookup, Sampling, Speculation, Strategy
@@ -26,9 +25,7 @@ SEGMENTS = torch.tensor([[0] * 6, [-1, -1, 0, 0, 0, 0]])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_chunks_change_no_answer(name: str) -> None:
     model, request = decoder(3), Request(tokens(0, 2, 6), max_new_tokens=7, stop=(2,), segments=SEGMENTS)
-    assert torch.equal(
-        decode(model, request, STRATEGIES[name]), decode(model, replace(request, chunk=4), STRATEGIES[name])
-    )
+    assert torch.equal(STRATEGIES[name].run(model, request), STRATEGIES[name].run(model, replace(request, chunk=4)))
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"contrastive"}))
@@ -36,8 +33,8 @@ def test_a_reused_prefix_changes_no_answer(name: str) -> None:
     model, reuse = decoder(3), Reuse()
     for length in (4, 6):
         request = Request(tokens(0, 2, 6)[:, :length], max_new_tokens=5, stop=(2,))
-        expected = decode(model, request, STRATEGIES[name])
-        assert torch.equal(decode(model, replace(request, reuse=reuse), STRATEGIES[name]), expected)
+        expected = STRATEGIES[name].run(model, request)
+        assert torch.equal(STRATEGIES[name].run(model, replace(request, reuse=reuse)), expected)
     assert reuse.spared >= 2 * 3
 
 
@@ -53,4 +50,4 @@ WRONG = {
 def test_an_option_without_effect_is_refused(case: str) -> None:
     options, name, message = WRONG[case]
     with pytest.raises(ConfigError, match=message):
-        decode(decoder(3), Request(tokens(0, 2, 6), **options), STRATEGIES[name])
+        STRATEGIES[name].run(decoder(3), Request(tokens(0, 2, 6), **options))
