@@ -270,13 +270,13 @@ class PagedServer:
     def _choose(self, sequences: List[Sequence], logits: Tensor, out: Outbox) -> None:
         """Choose the next tokens from logits of all rows, [rows, v]."""
         counts = [len(s.tables) for s in sequences]
-        single = [s for s in sequences if not s.job.search]
+        single = [s for s in sequences if s.options]
         parts = logits.split(counts) if len(single) < len(sequences) else ()
         for sequence, part in zip(sequences, parts, strict=bool(parts)):
-            if sequence.job.search:
+            if sequence.options is None:
                 self._search(sequence, part, out)
         if parts:
-            rows = [part for s, part in zip(sequences, parts, strict=True) if not s.job.search]
+            rows = [part for s, part in zip(sequences, parts, strict=True) if s.options]
             logits = torch.cat(rows) if rows else logits
         if single:
             self._sample(single, logits, out)

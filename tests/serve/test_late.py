@@ -72,7 +72,7 @@ class Collector(Outbox):
 def serve(server: PagedServer, arrivals: Sequence[Arrival]) -> list[list[Item]]:
     """Return the events of each request."""
     out = Collector(len(arrivals))
-    jobs = [Job(one.generation, None, isinstance(one.generation.strategy, Beam), one.streams) for one in arrivals]
+    jobs = [Job(one.generation, None, one.streams) for one in arrivals]
     step = 0
     while step <= max(one.step for one in arrivals) or server.busy:
         for job, one in zip(jobs, arrivals, strict=True):
