@@ -1,15 +1,19 @@
 """Faster classes: the same parameters under the same names, the same numbers in training and decoding, and back."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import anyformer as af
+from anyformer.config import RMSNorm
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import TokenTask
 from anyformer.training.objective import Objective
+from anyformer.transforms import substitute as fast_classes
 from anyformer.transforms.substitute import TABLE, Use, restore, substitute
 
 SIZES = {"width": 32, "heads": 4, "vocab": 97}
@@ -109,5 +113,33 @@ def test_who_substitutes() -> None:
     af.generate(model, inputs[0], max_new_tokens=1)
     used = types(model)
     assert used != plain
-    Objective(model, TokenTask(), 0.0)
+    Objective(model, Mock(spec=TokenTask), 0.0)
     assert types(model) != used
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("cast", ["before_scale", "after_scale"])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_norm_in_evaluation_on_a_gpu(cast: str, offset: float, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the formula, whichever kernel fits; another precision of γ takes the formula itself."""
+    used = list[str]()
+
+    def one_kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        used.append("kernel")
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    monkeypatch.setattr(fast_classes, "runs_fused", lambda x: True)
+    monkeypatch.setattr(fast_classes, "can_norm", lambda x, weight: kernel)
+    monkeypatch.setattr(fast_classes, "rms_norm", one_kernel)
+    norm, x = RMSNorm(offset=offset, cast=cast).build(16), torch.randn(2, 3, 16)
+    nn.init.normal_(norm.weight)
+    due = norm(x)
+    substitute(norm, "cuda")
+    torch.testing.assert_close(norm(x), due)
+    assert bool(used) == (kernel and cast == "before_scale")
+    used.clear()
+    half = x.bfloat16()
+    found = norm(half)
+    assert not used
+    restore(norm)
+    assert torch.equal(found, norm(half))
