@@ -33,8 +33,8 @@ def check_(
     """Check parts of your own by the laws that ours obey. Exit code 1 if one does not hold.
 
     \b
-    anyformer check my_parts.py              all parts in a file
-    anyformer check my_parts.py:mean heads=4 one of them, with other fields than its defaults
+    anyformer check my_parts.py                 all parts in a file
+    anyformer check my_parts.py:Strided step=3  one of them, with other fields than its defaults
     """
     from anyformer.config.outside import parts_of
     from anyformer.config.overrides import override
