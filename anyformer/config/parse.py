@@ -49,7 +49,8 @@ def build(cls: type[S], data: Any) -> S:
     """Return the spec of some data, of a family the part that they name. Raise a `ConfigError` with all its faults."""
     try:
         if cls.choices() != [cls]:
-            part: S = TypeAdapter(Annotated[cls, "a family"]).validate_python(data)
+            family: Any = Annotated[cls, "a family"]
+            part: S = TypeAdapter(family).validate_python(data)
             return part
         return cls.model_validate(data)
     except ValidationError as error:

@@ -229,10 +229,11 @@ class BlockStack(nn.Module):
         keys = keys if layout.whole is None else layout.whole.layout
         steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
         relations = self.relations(layouts, steps, cache is not None, site, options)
-        crossings, initial, sinks = [], {}, state_sinks or {}
+        sinks, crossings = state_sinks or {}, list[Crossing]()
+        initial: Mapping[int, Tensor] = {} if encoded is None else encoded.initial_states
         if encoded is not None:
             found = self.crossings(layout, encoded.layout, site, options)
-            crossings, initial = [Crossing(relation, encoded.hidden) for relation in found], encoded.initial_states
+            crossings = [Crossing(relation, encoded.hidden) for relation in found]
         for i, level in enumerate(self.levels):
             plan, across = self.plan_of_layer[i], self.cross_plan_of_layer[i]
             keys, write_at = steps.get(self.reaches[i], steps[None])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from anyformer.attention.layout import Layout
 from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.ring import FirstTokens, RowSlots
+from anyformer.cache.ring import FirstTokens, RowSlots, SharedSlots, Slots
 from anyformer.config.cost import Sizes, StateSizes
 from anyformer.nn.context import PassOptions
 from anyformer.nn.recurrent import last_states
@@ -44,7 +44,9 @@ def decode_again(
     first, every = isinstance(writer, FirstTokens), layer.append(x[:, None], x[:, None, :, :0], writer)[0][:, 0]
     if not first:
         used = cache.taken if cache.on_host() and not cache.by_row else cache.slots
-        every, keys = every[:, :used], Layout(*(None if part is None else part[:, :used] for part in keys[:3]))
+        positions, segments, marks = (None if part is None else part[:, :used] for part in keys[:3])
+        assert positions is not None
+        every, keys = every[:, :used], Layout(positions, segments, marks)
     if encoded is not None:
         if encoded.hidden is not None:
             layer.keep_cross(encoded.hidden[:, None], encoded.hidden[:, None, :, :0])
@@ -53,6 +55,7 @@ def decode_again(
     out = decoder(every, keys, options, encoded=encoded)
     if first:
         return out
+    assert isinstance(writer, Slots | SharedSlots | RowSlots)
     at = writer.at if isinstance(writer, RowSlots) else writer.at.expand(len(x), -1)
     return out.gather(1, at[..., None].expand(-1, -1, out.shape[2]))
 
