@@ -55,7 +55,7 @@ class MultiHeadAttention(OutBranch):
     def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """[b, t, d] to queries [b, h, t, k], keys [b, g, s, k] and values [b, g, s, k_v]; earlier tokens included."""
         assert ctx.relation is not None
-        direct = not (self.norms or ctx.relation.rotation or self.value_mix is not None)
+        direct = not self.norms and ctx.relation.rotation is None and self.value_mix is None
         q, k, v = self.shape_heads(self.qkv.split(ctx.with_memory(x), direct), ctx.relation)
         q = q if ctx.memory is None else q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
         if ctx.taps is not None:

@@ -90,7 +90,8 @@ def _build_stem(spec: ImageSegment) -> tuple[nn.Sequential | None, int]:
         case NoStem():
             return None, spec.channels * spec.patch**2
         case ConvStem(channels=channels):
-            layers, inputs = list[nn.Module](), int(spec.channels)
+            layers: list[nn.Module] = []
+            inputs = int(spec.channels)
             for i in range(int(math.log2(spec.patch))):
                 outputs = channels * 2**i
                 layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), ChannelNorm(outputs), nn.GELU()]

@@ -229,7 +229,8 @@ class BlockStack(nn.Module):
         keys = keys if layout.whole is None else layout.whole.layout
         steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
         relations = self.relations(layouts, steps, cache is not None, site, options)
-        sinks, crossings = state_sinks or {}, list[Crossing]()
+        sinks = state_sinks or {}
+        crossings: list[Crossing] = []
         initial: Mapping[int, Tensor] = {} if encoded is None else encoded.initial_states
         if encoded is not None:
             found = self.crossings(layout, encoded.layout, site, options)

@@ -1,14 +1,19 @@
 """How steps are compiled."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
+import anyformer
 from anyformer import presets
 from anyformer.config import io
+from anyformer.data.tokenizer import train_tokenizer
 from anyformer.kernels.private import choice_options, fused_cast_choices, long_row_choices, whole_pass_options
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import TokenTask
+from anyformer.recipe import Bytes, LanguageModel
 from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective
 
@@ -37,11 +42,19 @@ def test_short_rows_are_passed_twice(width: int, found: dict[str, bool]) -> None
     ],
 )
 def test_parts_of_record_runs_are_one_graph(part: str) -> None:
-    """torch 2.11, unlike later versions, cannot trace `list[Tensor]()`."""
     config = io.override(presets.gpt2(depth=3, width=16, heads=2, vocab=32, length=16, dropout=0.0), [part])
-    objective = Objective(Transformer(config).train(), TokenTask(), 0.0)
+    objective = Objective(Transformer(config).train(), LanguageModel().build(train_tokenizer(Bytes(), [])), 0.0)
     ids = torch.randint(32, (2, 16))
     compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
     found = compiled((ids,), LossTarget(ids), None)[0]
     torch.testing.assert_close(found, objective((ids,), LossTarget(ids), None)[0])
     found.backward()
+
+
+def test_nothing_traced_calls_a_generic_alias() -> None:
+    """torch 2.11, unlike later versions, cannot trace `list[Tensor]()`."""
+    package = Path(anyformer.__file__).parent
+    for path in (path for name in ("attention", "cache", "nn") for path in (package / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                assert ast.unparse(node.func.value) not in ("dict", "list", "set"), f"{path}:{node.lineno}"
