@@ -11,11 +11,10 @@ from torch import Tensor
 
 from anyformer.config import ModelConfig
 from anyformer.nn.heads import LossTarget
-from anyformer.tasks.base import TokenTask
 from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective
 from anyformer.transforms.fp8 import learn_in_fp8
-from benchmarks.sheet import DEVICE, agree, finish
+from benchmarks.sheet import DEVICE, agree, finish, token_task
 from benchmarks.training import begun
 
 RATE, WARM_UP, COMPILING = 3e-4, 10, 5  # steps to the full rate; steps that are not timed
@@ -55,7 +54,7 @@ def learn(config: ModelConfig, eight: bool, data: Tensor) -> Iterator[Step]:
     assert model.decoder is not None
     if eight:
         learn_in_fp8(model.decoder)
-    objective = Objective(model, TokenTask(), 0.0)
+    objective = Objective(model, token_task(), 0.0)
     run = torch.compile(objective, options=compile_options(config, eight)) if DEVICE == "cuda" else objective
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=DEVICE == "cuda")
     for number, ids in enumerate(data):

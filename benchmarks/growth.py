@@ -30,9 +30,8 @@ from anyformer.inspection.count import count
 from anyformer.inspection.memory import training_memory
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import TokenTask
 from anyformer.training.objective import Objective
-from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish
+from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish, token_task
 from benchmarks.side_by_side import alone, join
 
 KEY = "growth"
@@ -102,7 +101,7 @@ def make(sizes: Sizes) -> Work:
     assert model.decoder is not None
     for block in model.decoder.blocks if GPU else ():
         block.compile(dynamic=False)
-    objective, asked = Objective(model, TokenTask(), 0.0), LossTarget(labels)
+    objective, asked = Objective(model, token_task(), 0.0), LossTarget(labels)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=GPU)
 
     def loss() -> Tensor:

@@ -13,9 +13,8 @@ from anyformer.conventions import IGNORE
 from anyformer.inspection.memory import Precision, training_memory
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import TokenTask
 from anyformer.training.objective import Objective, labelled_positions
-from benchmarks.sheet import DEVICE
+from benchmarks.sheet import DEVICE, token_task
 
 
 class Case(NamedTuple):
@@ -82,7 +81,7 @@ def step_of(case: Case, tiny: bool) -> tuple[Callable[[], None], int]:
     at = (labels, None) if places is None else (places[1], places[0])
     asked = LossTarget(at[0].to(DEVICE), 0.0, None if at[1] is None else at[1].to(DEVICE))
     inputs = (ids.to(DEVICE),) * len(config.stacks)
-    objective = Objective(model, TokenTask(), 0.0, case.recompute)
+    objective = Objective(model, token_task(), 0.0, case.recompute)
 
     def ahead() -> Tensor:
         return objective(inputs, asked, None)[0] / labels.numel()

@@ -30,11 +30,10 @@ from anyformer.forecast.workload import Workload
 from anyformer.gpu_table import GPUS, find_gpu
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import TokenTask
 from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective, labelled_positions
 from anyformer.training.step_graphs import StepGraphs
-from benchmarks.sheet import DEVICE, Sheet, clear, finish
+from benchmarks.sheet import DEVICE, Sheet, clear, finish, token_task
 from benchmarks.side_by_side import alone, join, side_by_side
 
 WARM, ROUNDS, EACH = 4, 9, 3  # steps before the clock, timed rounds, and steps of each
@@ -111,7 +110,7 @@ def make_step(case: Case) -> Callable[[], Tensor]:
     with torch.device(DEVICE):
         model = Transformer(config).train()
     inputs, target = make_batch(case)
-    task: Any = TokenTask() if isinstance(config.last_input, Tokens) else Labels()
+    task: Any = token_task() if isinstance(config.last_input, Tokens) else Labels()
     objective = Objective(model, task, 0.0)
     captured = DEVICE == "cuda" and case.compiled
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=captured)

@@ -14,12 +14,20 @@ from typing import Any
 
 import torch
 
+from anyformer.data.tokenizer import train_tokenizer
+from anyformer.recipe import Bytes, LanguageModel
+from anyformer.tasks.base import Task
 from benchmarks import peer_files
 from benchmarks.side_by_side import alone, in_turns, locked
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RESULTS = Path(__file__).parent / "results"
 CLOSE = 1e-2 if DEVICE == "cuda" else 1e-4  # of losses that ought to be one number, in bf16 and in fp32
+
+
+def token_task() -> Task:
+    """Return a task whose loss a head computes; its tokenizer is not used."""
+    return LanguageModel().build(train_tokenizer(Bytes(), []))
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ from anyformer.interop.families import FAMILIES
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import TokenTask
 from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective, labelled_positions
 from anyformer.training.step_graphs import StepGraphs
 from benchmarks import peer_files
-from benchmarks.sheet import DEVICE, Way
+from benchmarks.sheet import DEVICE, Way, token_task
 
 MASKED = 0.15
 TOGETHER = 3 if DEVICE == "cuda" else 1  # steps that are timed as one: the host starts one while another runs
@@ -82,7 +81,7 @@ def ours(config: ModelConfig, inputs: tuple[Tensor, ...], labels: Tensor, smooth
 
     def build() -> tuple[nn.Module, Callable[[], Tensor]]:
         model = begun(config)
-        objective = Objective(model, TokenTask(), smoothing)
+        objective = Objective(model, token_task(), smoothing)
         wanted, asked = LossTarget(labels, smoothing), int((labels >= 0).sum())
         if (places := labelled_positions(labels.cpu(), labels.numel())) is not None:
             at, some = (x.to(DEVICE) for x in places)

@@ -85,7 +85,7 @@ def test_kernels(name: str) -> None:
     cache = model.new_cache(2, LENGTH + 8, kind="static")
     layout = cache.next(LENGTH)
     (relation,) = model.decoder.relations(
-        layout, cache.take(layout), True, Runtime("cuda", torch.bfloat16, training=False)
+        [layout], cache.take(layout), True, Runtime("cuda", torch.bfloat16, training=False)
     )
     assert isinstance(relation.lowered, CASES[name][3]), relation.choice
     if isinstance(relation.lowered, Dense):

@@ -48,14 +48,16 @@ from anyformer.config import (
 )
 from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
+from anyformer.data.tokenizer import train_tokenizer
 from anyformer.inspection.memory import training_memory
 from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, identity
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.parallel.context import ContextGroup, OwnPart
+from anyformer.recipe import Bytes, LanguageModel
 from anyformer.tasks import crf
-from anyformer.tasks.base import TokenTask, token_loss
+from anyformer.tasks.base import token_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import join, sum_over_processes
 from tests.inspection.test_memory import B, T, V, small
@@ -222,7 +224,8 @@ def learn(case: Case, context: ContextGroup | None) -> dict[str, Tensor]:
     """Return the loss per token, all gradients and updated buffers, summed over the processes of a group."""
     torch.manual_seed(1)
     model = Transformer(case.config).train()
-    task: Any = TokenTask() if isinstance(case.config.head, LM | MaskedLM) else RowTask()
+    own = isinstance(case.config.head, LM | MaskedLM)
+    task: Any = LanguageModel().build(train_tokenizer(Bytes(), [])) if own else RowTask()
     reduce = identity if context is None else sum_over_processes
     objective = Objective(model, task, 0.0, case.recompute, reduce, context)
     with torch.no_grad():
