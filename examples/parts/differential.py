@@ -57,8 +57,8 @@ class DifferentialAttention(MultiHeadAttention):
         sums = self.vectors.prod(0).sum(-1).exp()
         return first - (sums[0] - sums[1] + self.start).to(second.dtype) * second
 
-    def select(self, out, ctx):
-        return self.head_norm(super().select(out, ctx)) * (1 - self.start)
+    def read(self, q, k, v, ctx):
+        return self.head_norm(super().read(q, k, v, ctx)) * (1 - self.start)
 
     def reset(self):
         super().reset()
