@@ -98,6 +98,8 @@ def cases(tiny: bool) -> dict[str, Case]:
 class Labels:
     """Task of one label for each row."""
 
+    dense_loss = False
+
     @staticmethod
     def loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         return F.cross_entropy(logits.float(), labels[:, 0], reduction="sum", label_smoothing=smoothing)

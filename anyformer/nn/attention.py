@@ -64,10 +64,10 @@ class MultiHeadAttention(OutBranch):
 
     def shape_heads(self, parts: tuple[Tensor, ...], relation: Relation) -> tuple[Tensor, Tensor, Tensor]:
         """[b, t, h·k], [b, t, g·k] and [b, t, g·k_v] to heads: normed, rotated, mixed with the first layer's values."""
-        query, key, value = (parts[i] for i in self.serves)
-        q = relation.rotate(self._normed_heads(self.q_norm, query, self.heads))
-        k = relation.rotate(self._normed_heads(self.k_norm, key, self.groups))
-        v = split_heads(value, self.groups)
+        query, key, value = self.serves
+        q = relation.rotate(self._normed_heads(self.q_norm, parts[query], self.heads))
+        k = relation.rotate(self._normed_heads(self.k_norm, parts[key], self.groups))
+        v = split_heads(parts[value], self.groups)
         if self.value_mix is not None:
             assert relation.first_values is not None
             own, first = self.value_mix.to(v.dtype).unbind()

@@ -181,12 +181,17 @@ def _differs(loss: Callable[[], Tensor], parameters: list[Tensor]) -> str:
     for parameter, direction in zip(parameters, directions, strict=True):
         assert parameter.grad is not None
         expected += float((parameter.grad * direction).sum())
+
+    def add(step: float) -> None:
+        for parameter, direction in zip(parameters, directions, strict=True):
+            parameter.add_(direction, alpha=step)
+
     for step in STEPS:
         values = list[float]()
         for move in (step, -2 * step):
-            torch._foreach_add_(parameters, directions, alpha=move)
+            add(move)
             values.append(float(loss()))
-        torch._foreach_add_(parameters, directions, alpha=step)
+        add(step)
         found.append((values[0] - values[1]) / (2 * step))
     near = min(found, key=lambda x: abs(x - expected))
     right = abs(near - expected) <= 1e-3 * (abs(near) + abs(expected)) + 1e-6

@@ -12,7 +12,9 @@ from anyformer.config import outside, part
 def known() -> Iterator[None]:
     """Forget all parts, and their modules, that the tests of a file register."""
     before, modules = list(part._PARTS), set(outside._SOURCES)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANYFORMER_IMPORT", "")  # commands add the files that they import, for their processes
+        yield
     families = {family for one in part._PARTS if one not in before for family in part.families(one)}
     part._PARTS[:] = before
     for spec in part._containing(families):

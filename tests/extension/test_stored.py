@@ -1,6 +1,5 @@
 """Mixers that store nothing, and modules put in by hand: generation is right, or refused."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from anyformer.nn.model import Transformer
 from anyformer.run import write_run
 from anyformer.serve.request import Generation, Limits
 from anyformer.testing.subject import built, model_with, random_ids
+from tests import loop
 
 FILE = Path(__file__).with_name("my_parts.py")
 BUNDLED = Path(af.__file__).parent / "explore" / "bundled_runs" / "sort"
@@ -74,7 +74,7 @@ def test_an_engine_without_a_cache() -> None:
         async with af.Engine(model, Limits(cache="none")) as engine:
             return [(await engine.complete(Generation(row, max_new_tokens=5))).ids for row in IDS.tolist()]
 
-    assert asyncio.run(answers()) == uncached(model)[:, 4:].tolist()
+    assert loop.run(answers()) == uncached(model)[:, 4:].tolist()
 
 
 def test_a_mixer_that_stores_nothing_is_recomputed_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

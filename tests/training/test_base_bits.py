@@ -11,8 +11,8 @@ import anyformer as af
 from anyformer.config import ConfigError, io
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.nn.linear import Linear
+from anyformer.recipe import LanguageModel
 from anyformer.recipe.recipe import Recipe
-from anyformer.recipe.task import LanguageModel
 from anyformer.recipe.tokenizer import Words
 from anyformer.run import Run, load
 from anyformer.training.loop import fit

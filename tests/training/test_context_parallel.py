@@ -80,6 +80,8 @@ class Case(NamedTuple):
 class RowTask:
     """Losses of whole rows: their labels, or those of a CRF."""
 
+    dense_loss = False
+
     @staticmethod
     def loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         if logits.dim() == 4:
