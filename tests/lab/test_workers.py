@@ -181,3 +181,9 @@ def test_options_that_would_have_no_effect_are_refused(file: Path) -> None:
     ):
         (line,) = refused("lab", *options)
         assert line.startswith(message)
+
+
+def test_a_missing_package_is_an_error_before_anything_is_measured(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    (line,) = refused("lab", "run", file)
+    assert line.endswith("pip install 'anyformer[lab]'")
