@@ -1,12 +1,16 @@
 """The base class of experiments: a claim, the cells to measure, and a verdict computed from the results.
 
-An experiment states in its file, before it is measured, its hypothesis (`claim`), measure (`measured`), decision rule
-(`prediction` in words, `judge` in code), seeds and sizes (`cells`). The hash of the rule is stored with every result.
+An experiment states before it is measured, in a file of texts (`NAME.toml`), its hypothesis (`claim`), measure
+(`measured`) and decision rule (`prediction`), and in code beside it (`NAME.py`) that rule (`judge`), seeds and sizes
+(`cells`). The hash of the rule is stored with every result.
 """
 
 import importlib
+import inspect
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from anyformer.config import ConfigError, Fault
@@ -22,10 +26,13 @@ Rows = Sequence[Sequence[str]]  # a table, its header first
 class Experiment(ABC):
     """One claim. A cell holds everything that its measurement depends on, so stale results are never reused."""
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # of its files
     number: ClassVar[int]  # of the claim
+    timed: ClassVar[bool] = False  # whether cells measure time: they are measured one after another
+
+    # texts, in Markdown, and facts for the page
     claim: ClassVar[str]  # the hypothesis in one sentence
-    idea: ClassVar[str]  # for a learner: a few sentences with the formula, in Markdown
+    idea: ClassVar[str]  # for a learner: a few sentences with the formula
     measured: ClassVar[str] = ""  # what is measured of each cell, in one sentence
     prediction: ClassVar[str]  # the decision rule: what must be observed if the claim is true
     explanation: ClassVar[str] = ""  # what the words of the rule mean, beside it and no part of it
@@ -33,13 +40,20 @@ class Experiment(ABC):
     sizes: ClassVar[dict[str, str]] = {}  # values of cells for the set-up and how they are written; "" leaves one out
     columns: ClassVar[str] = ""  # the meaning of the table's columns
     limits: ClassVar[str] = ""  # what the results do not show, in one or two sentences
-    sources: ClassVar[tuple[str, ...]] = ()  # papers, in Markdown: "Vaswani et al. (2017), [Title](URL)"
-    parts: ClassVar[tuple[str, ...]]  # files of the package that it is about: "attention/attend.py"
-    minutes: ClassVar[tuple[float, float, float]]  # quick, cpu, gpu: estimates, listed where nothing is measured
+    sources: ClassVar[Sequence[str]] = ()  # papers: "Vaswani et al. (2017), [Title](URL)"
+    parts: ClassVar[Sequence[str]]  # files of the package that it is about: "attention/attend.py"
+    minutes: ClassVar[Sequence[float]]  # quick, cpu, gpu: estimates, listed where nothing is measured
     alt: ClassVar[str]  # what the figure shows, in one sentence: its alternative text
     spread: ClassVar[str] = "Bands: one standard deviation over seeds."  # in the figure, where there are seeds
     changed: ClassVar[str] = ""  # what was changed after a look at the data, in one sentence
-    timed: ClassVar[bool] = False  # whether cells measure time: they are measured one after another
+
+    def __init_subclass__(cls) -> None:
+        """Set the texts of the TOML file beside the class's own file, if there is one."""
+        file = Path(inspect.getfile(cls)).with_suffix(".toml")
+        if file.exists():
+            cls.name, cls.number = file.stem, NAMES.index(file.stem) + 1
+            for field, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+                setattr(cls, field, value)
 
     def rule(self, cells: Sequence[Cell]) -> str:
         """Return the hash of the decision rule for these cells."""
@@ -100,7 +114,7 @@ class Experiment(ABC):
         """Return a figure made by `lab/figures.py`."""
 
 
-# By the number of their claim. A file of `experiments/` has one class, called `Claim`.
+# By the number of their claim. A module of `experiments/` has one class, called `Claim`, and its texts beside it.
 NAMES = (
     "costs",
     "layers",

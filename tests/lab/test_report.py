@@ -1,12 +1,14 @@
 """The pages of docs/lab are those of the results beside them, and each names a figure that is there."""
 
+import inspect
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from anyformer.lab.cells import Cell, Result, append
-from anyformer.lab.experiment import NAMES, find
+from anyformer.lab.experiment import NAMES, Experiment, find
 from anyformer.lab.experiments.warmup import _by_layer
 from anyformer.lab.page import measured_on, page_of, reading, rule_for, setup
 from anyformer.lab.report import index_of, stored, unused_figures, verdicts_of
@@ -98,6 +100,8 @@ def test_a_page_states_the_set_up_and_what_was_observed_of_every_condition(name:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_claim_says_what_a_reader_needs(name: str) -> None:
     experiment = find(name)
+    texts = Path(inspect.getfile(type(experiment))).with_suffix(".toml")
+    assert not tomllib.loads(texts.read_text(encoding="utf-8")).keys() - Experiment.__annotations__.keys()
     assert experiment.measured.endswith(".")
     assert experiment.limits.endswith(".")
     assert 2 <= len(experiment.sources) <= 4

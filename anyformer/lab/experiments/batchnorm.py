@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,55 +27,6 @@ MARGIN = 0.01  # nats: smaller differences are ignored
 
 
 class Claim(Experiment):
-    name = "batchnorm"
-    number = 12
-    claim = "On rows of unequal length batch norm does worse than layer norm: in small batches, or sorted by length."
-    idea = """Layer norm computes mean and variance over the $d$ features of one token. A token's vector therefore
-depends on no other row, and training and evaluation compute the same function. Batch norm computes them per feature
-over all tokens of the batch, $\\hat x_i = (x_i - \\mu_i)/\\sigma_i$, and evaluates with running means instead. The
-fewer tokens a batch has, the noisier $\\mu_i$ and $\\sigma_i$ are. Rows of similar length are often batched together to
-save padding; then the statistics differ from batch to batch, and the running means match none of them. The model that
-is trained is then not the one that is evaluated: the same weights on the same unseen batches have one loss with batch
-statistics and another with running statistics. Padding is excluded from both here. Both problems are small in large
-batches of mixed lengths, where batch norm may be better or worse (see the limits)."""
-    prediction = """The loss on unseen rows is higher by more than 0.01 nats with batch norm in batches that are sorted
-or small. By running statistics it is higher than by batch statistics, by more in the largest sorted batches than in
-mixed ones, and by more in the smallest mixed batches than in the largest, each by more than 0.01 nats (p < 0.05)."""
-    explanation = """Sorted: batches of rows of similar length; mixed: of rows of any length. \"Small\" are the batches
-with the fewest tokens. The harm of running statistics is the loss with them minus that of the same weights with the
-statistics of each batch. Layer norm learns the text if its lowest loss is at most 0.95 of that of guessing."""
-    unit = "nats per letter"
-    sizes: ClassVar = {"longest": "", "letters": "{} letters"}
-    columns = """Loss on unseen rows: by running statistics, as in use; then by the statistics of each batch. The harm
-of running statistics is the difference of both. Layer norm has no statistics of batches: its harm is 0 exactly."""
-    measured = "Loss on unseen rows with running statistics and with the batches' own, in nats per letter."
-    limits = """A small synthetic language model at one learning rate and with one number of steps. Large batches of
-mixed lengths, where running statistics cost batch norm least (0.02 to 0.03), are shown and not part of the claim. There
-the loss of batch norm is lower by 0.16 on a CPU and higher by 0.013 on a GPU. In the smallest batches layer norm is far
-from learnt at both sizes, in sorted ones, too (1.92 on a CPU, with 512 tokens 1.47; 1.85 on a GPU, with 4,096 tokens
-1.19). In mixed ones it ends at 2.00 on a CPU (guessing: 2.08; with 512 tokens in a batch 1.56) and at 2.12 on a GPU
-(guessing: 2.48; with 4,096 tokens 1.19). The precondition looks at its lowest loss only. By the batches' own statistics
-the loss of batch norm is lower than that of layer norm in the small mixed batches, by 0.21 on a CPU and by 0.35 on a
-GPU. Running statistics cost it 0.36 and 0.21. A batch's own statistics are of all its tokens, also of the letters to be
-predicted; how much that lowers the loss was not measured. Longer training in small batches was not measured."""
-    sources = (
-        "Ba et al. (2016), [Layer Normalization](https://arxiv.org/abs/1607.06450)",
-        "Ioffe & Szegedy (2015), [Batch Normalization](https://arxiv.org/abs/1502.03167)",
-        "Ioffe (2017), [Batch Renormalization](https://arxiv.org/abs/1702.03275), on small batches",
-        "Shen et al. (2020), [PowerNorm](https://arxiv.org/abs/2003.07845), on batch norm in Transformers",
-    )
-    parts = ("nn/norm.py", "config/norm.py", "nn/aux_outputs.py")
-    minutes = (3, 18, 5)
-    alt = (
-        "Loss on unseen rows of layer norm and batch norm for sorted and mixed batches, and the harm of running "
-        "statistics"
-    )
-    spread = "A dot is one seed, the bar their mean, and the error bar one standard deviation."
-    changed = (
-        "Three seeds of batch norm did not separate it from layer norm (± 0.4 to 0.6) and were followed by three more; "
-        "now every setting has ten."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, letters, text, longest, sizes, steps = {
             "quick": (32, 8, 200_000, 32, (64, 512), 300),

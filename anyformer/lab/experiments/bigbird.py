@@ -41,39 +41,7 @@ LINEAR, VOCAB = 1.15, 64
 
 
 class Claim(Experiment):
-    name = "bigbird"
-    number = 10
-    claim = "BigBird reads 4,096 tokens and more at a cost linear in their number; full attention is quadratic."
-    idea = """Full attention computes scores for all $T^2$ pairs of queries and keys. BigBird cuts the text into
-blocks of 64. Each block sees itself, its two neighbours, two global blocks at the beginning and three random blocks,
-and is linked to by three on average. That number does not grow with $T$, so $O(T)$ pairs are left, and two layers
-still connect any two tokens through a global one. This is a claim about pairs. Time follows only if the kernel skips
-the blocks of 64 × 64 pairs that are not seen, as FlexAttention does on a GPU. A dense kernel with a mask, as on a
-CPU, computes all $T^2$ scores and discards most of them. Memory is no longer a reason: fused kernels store no $T
-\\times T$ matrix for full attention, either."""
-    prediction = """From 4,096 to 65,536 tokens the pairs in visible blocks grow as T^1.15 or slower with BigBird, as
-T^2.0 ± 0.1 in full; on a GPU so do time and memory of BigBird's attention, forward and backward (T^1.15 at most)."""
-    explanation = """Pairs in visible blocks are those that a kernel which skips the other blocks computes. They are
-counted from the pattern, on a CPU and a GPU alike, whatever the kernel does. Blocks have 64 × 64 pairs with BigBird and
-128 × 128 in full attention, which sees all of them."""
-    measured = "Pairs of tokens in the blocks that the pattern sees; time, and on a GPU memory, of attention alone."
-    columns = """Pairs are those in visible blocks; FLOPs are those of the whole model (attention, feed-forward and
-projections), predicted from the config for a kernel that skips the other blocks; ms is the time of attention alone,
-forward and backward; MiB, on a GPU, is the peak memory."""
-    limits = """Pairs are exact. Times are medians of 9 runs of attention alone, forward and backward. Nothing is said
-about the quality of a model with BigBird. On a CPU no kernel skips blocks, so its times are no evidence for or against
-the claim; they show that BigBird saves no time there."""
-    sources = (
-        "Zaheer et al. (2020), [Big Bird](https://arxiv.org/abs/2007.14062)",
-        "Dong et al. (2024), [Flex Attention](https://arxiv.org/abs/2412.05496), the kernel used on a GPU",
-        "Dao et al. (2022), [FlashAttention](https://arxiv.org/abs/2205.14135), that of full attention",
-    )
     timed = True
-    parts = ("config/pattern.py", "attention/flex.py", "attention/lower.py", "inspection/cost_rules.py")
-    minutes = (0.4, 3, 0.9)
-    alt = (
-        "Pairs of tokens in visible blocks, and time of attention, of full attention and BigBird by length of the text"
-    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, heads, depth, timed = {

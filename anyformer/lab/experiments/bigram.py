@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from anyformer.config import (
     Attention,
@@ -35,40 +35,6 @@ ROUNDING = 1e-4  # nats below it
 
 
 class Claim(Experiment):
-    name = "bigram"
-    number = 18
-    claim = "Without a mixer a model is a bigram model: its loss reaches the bigram entropy and goes no lower."
-    idea = """Feed-forward layers, norms and residuals act on each vector alone; only the mixer moves
-information from one token to another. Without it, and without positions, the logits at $t$ are a function $f(x_t)$,
-and the loss of any such function is at least $H(x_{t+1} \\mid x_t) = -\\sum_{a,b} p(a,b) \\log p(b \\mid a)$, with the
-frequencies $p$ of the pairs in the text that is evaluated: no depth or width goes below it. The text is synthetic:
-each letter depends on the two before it, so a bigram model is not optimal. A convolution over two letters can learn
-the true distribution, and so can attention."""
-    prediction = """At each depth the loss on unseen text is less than 0.02 nats above its bigram entropy (p < 0.05)
-and in no seed below it. Nothing is concluded unless models that read the letter before are below it."""
-    explanation = """The observed difference of a depth is the bigram entropy plus 0.02 nats minus the loss: above 0,
-the loss is less than 0.02 nats above the entropy."""
-    unit = "nats per letter"
-    sizes: ClassVar = {"letters": "{} letters"}
-    columns = """Reads beside itself: what a model reads beside the newest letter. None: nothing; the letter before: a
-convolution over two letters. Above the bigram entropy: loss minus bigram entropy."""
-    measured = "Loss on unseen text, in nats per letter, and the bigram and trigram entropies of that text."
-    limits = """A synthetic text of few letters, on which the bigram floor is known exactly. Only small models; depth
-up to 6."""
-    sources = (
-        "Shannon (1951), [Prediction and Entropy of Printed "
-        "English](https://doi.org/10.1002/j.1538-7305.1951.tb01366.x)",
-        "Elhage et al. (2021), [A Mathematical Framework for Transformer "
-        "Circuits](https://transformer-circuits.pub/2021/framework/index.html), on zero-layer models",
-    )
-    parts = ("config/mixer.py", "nn/block.py", "nn/convolution.py")
-    minutes = (1.3, 5, 3)
-    alt = "Training loss by step and final loss of models without a mixer, beside the bigram and trigram entropies"
-    spread = (
-        "Bands (above): one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
-        "standard deviation."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, letters, length, steps = {
             "quick": (32, 12, 32, 400),

@@ -23,39 +23,7 @@ HEADS, VOCAB = 4, 64
 
 
 class Claim(Experiment):
-    name = "cache"
-    number = 9
-    claim = "A KV cache cuts the FLOPs of a token after n others by a factor of n, for memory that grows with n."
-    idea = """To generate token $n$ a decoder computes $\\mathrm{softmax}(q_n K^\\top/\\sqrt k)\\,V$: one query, but the
-keys and values of all earlier tokens. These do not change when a token is added, since no token sees a later one. They
-are computed once and stored in the KV cache: $2 \\cdot \\text{layers} \\cdot n \\cdot d$ elements. Without it all $n$
-tokens pass through all layers again, at $n$ times the FLOPs. With it a token still reads $n$ keys: its cost also grows,
-by $4nd$ per layer, which is small until $n$ is several times $d$. Queries are not cached because they are never used
-again: the gradient of a layer's output at the last token is zero with respect to an earlier token's query, and nonzero
-with respect to its key and value."""
-    prediction = """FLOPs without the cache over FLOPs with it grow as n^1.0 ± 0.1, the cache's bytes as n^1.0 ± 0.02;
-logits agree to 1e-3; no earlier query matters to the last token, and every earlier key and value does."""
-    explanation = """Logits agree if they differ by at most 1e-3 of the largest one. A query, key or value matters if
-the gradient of the last output with respect to it is not zero."""
-    columns = """n: tokens before the new one; with, without: the KV cache. The cache holds n + 1 tokens, the new one
-included. Last column: of how many earlier tokens the query, key or value matters."""
-    measured = (
-        "FLOPs and time of one more token with and without the cache, its bytes, and which tokens' q, k and v matter."
-    )
-    limits = """The claim is about FLOPs and bytes, which are exact. Times are medians of 9 runs for one sequence, run
-op by op (no torch.compile, no CUDA graphs): short times are dominated by overhead and scatter. One text at a time is
-the worst case of a GPU."""
-    sources = (
-        "Shazeer (2019), [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150)",
-        "Pope et al. (2022), [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102)",
-    )
     timed = True
-    parts = ("cache/kv_cache.py", "nn/attention.py", "decoding/session.py")
-    minutes = (0.1, 2, 0.2)
-    alt = (
-        "FLOPs and time of one more token with and without a KV cache, the ratio of both, and the size of the cache, "
-        "by length"
-    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest = {"quick": (64, 2, 1024), "cpu": (128, 4, 4096), "gpu": (1024, 12, 8192)}[size]

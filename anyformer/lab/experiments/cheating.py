@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,43 +23,6 @@ WINDOWS = 64  # of unseen text
 
 
 class Claim(Experiment):
-    name = "cheating"
-    number = 17
-    claim = "Trained without the causal mask a decoder cheats: its training loss collapses, and decoding fails."
-    idea = """A decoder is trained on all positions of a row at once: at $t$ the target is $x_{t+1}$, which is the next
-token of the same row. Only the causal mask, $-\\infty$ on all scores with key $j >$ query $i$, hides it. Without the
-mask a model learns to copy the next token. Its loss falls below the entropy of the text, which is impossible from the
-earlier tokens alone, and no longer measures anything. In decoding there is no next token to copy. The text here is
-synthetic, so that its entropy $H$ is known; the second task is sorting digits. Loss *from what came before* is measured
-as in decoding: the model reads $x_1 \\dots x_t$ alone and predicts $x_{t+1}$."""
-    prediction = """Without the mask the training loss on text ends below H/2 in every seed, with it not below 0.95 H
-(a training loss scatters around H). From what came before the loss is higher by more than 0.5 nats without the mask,
-and fewer rows are sorted (p < 0.05 each): less than a fifth of them. Nothing is concluded unless the model with the
-mask sorts more than half."""
-    explanation = """H is the entropy of the text in nats per token, the lowest possible loss without cheating. \"From
-what came before\": each token is predicted from the earlier ones alone, as in decoding. \"Collapses\" means a training
-loss below H/2, \"decoding fails\" a loss that is higher by 0.5 nats and less than a fifth of the rows sorted."""
-    unit = "nats per token"
-    sizes: ClassVar = {"tokens": "", "rows": "", "length": "", "longest": ""}
-    columns = "From what came before: as in decoding, measured on text; rows right: share of rows sorted in decoding."
-    measured = (
-        "The last training loss; the loss when each token is predicted from the earlier ones alone; rows sorted in "
-        "decoding."
-    )
-    limits = """Two small synthetic tasks at one learning rate. How fast a model finds the leak depends on the task."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.3",
-        "Radford et al. (2018), [Improving Language Understanding by Generative "
-        "Pre-Training](https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf)",
-    )
-    parts = ("attention/layout.py", "config/pattern.py", "tasks/lm.py")
-    minutes = (2, 10, 3)
-    alt = "Training loss with and without the causal mask, and loss and sorted rows of both in decoding"
-    spread = (
-        "Bands (left): one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
-        "the error bar one standard deviation."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, letters, length, steps = {
             "quick": (32, 2, 5, 8, 24, 500),

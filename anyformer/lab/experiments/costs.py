@@ -26,36 +26,7 @@ HEADS = 4
 
 
 class Claim(Experiment):
-    name = "costs"
-    number = 1
-    claim = "A block has 4d² parameters in attention and 8d² in the feed-forward; scores cost O(T²d), the rest O(Td²)."
-    idea = """Attention projects the input to queries, keys and values and the heads' output back: four matrices of
-$d \\times d$. The feed-forward with $f = 4d$ has two of $d \\times 4d$. Each of a sequence's $T$ vectors is multiplied
-by all of them, at two FLOPs per weight: $24Td^2$. The matmuls for the scores $QK^\\top$ and for the weighted sum of $V$
-take $2T^2d$ each. So $4T^2d$ overtakes the projections' $8Td^2$ at $T = 2d$, and all $24Td^2$ at $T = 6d$: for short
-texts the total cost is linear in $T$, although attention is called quadratic. FLOPs are not time: time is proportional
-to FLOPs only for matmuls that are large enough to keep the device busy, on a GPU from thousands of tokens."""
-    prediction = """Exponents of T: 2.0 ± 0.1 for scores and values, 1.0 ± 0.1 for the rest; crossovers at 2d and 6d ±
-10 %. On a GPU their times have the same exponents, to ± 0.15, from 16,384 to 131,072 tokens."""
-    columns = """FLOPs of a forward pass through one block; counted by torch: of all matmuls; predicted: from the
-config."""
-    measured = (
-        "FLOPs of the parts of one block by length, counted by torch; on a GPU also the time of two of them, in bf16."
-    )
-    limits = """The FLOPs are exact and have no spread. Times are medians of 9 runs of a forward pass on one GPU.
-Norms, softmax and activations count as no FLOPs."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), table 1",
-        "Kaplan et al. (2020), [Scaling Laws for Neural Language Models](https://arxiv.org/abs/2001.08361), section "
-        "2.1",
-    )
     timed = True
-    parts = ("nn/attention.py", "nn/feedforward.py", "inspection/count.py")
-    minutes = (0.1, 0.5, 0.1)
-    alt = (
-        "FLOPs of a block by length: scores and values overtake the projections at T = 2d, and projections plus "
-        "feed-forward at T = 6d"
-    )
 
     def cells(self, size: Size) -> list[Cell]:
         width = {"quick": 64, "cpu": 128, "gpu": 512}[size]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,52 +44,6 @@ LEARNT = 0.9  # share of the letters copied
 
 
 class Claim(Experiment):
-    name = "credit"
-    number = 16
-    claim = "Gradients fade over distance in recurrences and end at a convolution's reach; attention bridges the gap."
-    idea = """To learn that a token $n$ steps back matters now, a gradient must flow back over these $n$ tokens. In a
-recurrence it is multiplied by $n$ Jacobians, $\\prod_t \\partial h_t / \\partial h_{t-1}$, and shrinks (or grows) like
-$\\lambda^n$. In an LSTM $\\lambda$ is about the forget gate, which must learn to stay near 1. Without inputs it would
-be $\\sigma(0) = 1/2$. But with random weights each channel has a gate of its own that depends on the tokens, and over
-a long gap the channels that forget least dominate; further paths lead through the recurrent weights and two layers. So
-the measured factor is larger: about 0.8 per token between gaps of 16 and 64. Two layers of convolution over $K$ tokens
-reach $2(K-1)$ tokens back, and no gradient comes from beyond: with $K = 3$ that is 4 tokens, one less than a gap of 4
-needs. Attention weighs all $n$ tokens directly: at initialisation each gets about $1/n$, which decays as a power and
-not exponentially. Here one of 8 letters is followed by a gap of random signs and a query token, at which the model
-must output the letter. The gradient is that of the loss at the query token with respect to the embedding of the
-letter, and its norm is averaged over rows. Each mixer uses the best of several learning rates. A recurrence that fails
-here may still learn the task with more steps or with a forget gate that is initialised open."""
-    prediction = """At the largest gap attention learns the copy (0.9 or more in all seeds) and tanh RNN and
-convolution are worse (p < 0.05); there the RNN has lost a larger share of its gradient than attention has."""
-    explanation = """`rnn` is the tanh RNN. A share of the gradient is that over the largest gap divided by that over
-the smallest. \"Not every seed learns the copy\" means that the lowest seed copies less than 0.9 of the letters.
-\"Bridges the gap\" means that 0.9 or more are copied in every seed."""
-    sizes: ClassVar = {"gap": "gaps of {} tokens"}
-    columns = """Copied over n: share of letters copied over a gap of n tokens, ± over seeds; gradient over n: its norm
-at initialisation, without ± (a geometric mean)."""
-    measured = (
-        "Letters copied over a gap after training; the gradient norm over that gap at initialisation (geometric means "
-        "over seeds)."
-    )
-    limits = """Two layers, few learning rates of which the best one is chosen on the same seeds, few training steps:
-a recurrence may learn the copy with more steps, or with a forget gate that starts open. The LSTM is shown, not judged:
-the claim holds of it as far as the table shows."""
-    sources = (
-        "Bengio, Simard & Frasconi (1994), [Learning Long-Term Dependencies with Gradient Descent is "
-        "Difficult](https://doi.org/10.1109/72.279181)",
-        "Pascanu et al. (2013), [On the Difficulty of Training Recurrent Neural "
-        "Networks](https://arxiv.org/abs/1211.5063)",
-        "Hochreiter & Schmidhuber (1997), [Long Short-Term Memory](https://doi.org/10.1162/neco.1997.9.8.1735)",
-    )
-    parts = ("nn/recurrent.py", "nn/convolution.py", "nn/attention.py")
-    minutes = (6, 11, 40)
-    alt = "Gradient norm over a gap before training and letters copied over it after training, for four mixers"
-    spread = "Bands (right): one standard deviation over seeds."
-    changed = (
-        "Means of gradients were arithmetic at first; they are geometric now, in table, figure and verdict, which is "
-        "the same either way."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         steps, gaps, rates = {
             "quick": (150, (1, 4, 16, 64), (2.5e-2, 5e-3, 1e-3)),

@@ -22,43 +22,6 @@ NEAR, FAR = 2, 5  # distances of the two tokens that must be predicted
 
 
 class Claim(Experiment):
-    name = "diversity"
-    number = 15
-    claim = "A single head averages; several heads separate."
-    idea = """A head has one distribution over the tokens, so it returns one average $\\sum_j p_j v_j$; two heads return
-two. Here one layer must predict, at each token, the pair of tokens 2 and 5 positions back: 64 pairs of 8 letters. A
-single head has to divide its weight between both positions, $p_2 v_a + p_5 v_b$. The *selectivity*
-$|p_2 - p_5| / (p_2 + p_5)$ of a head is 0 if it averages them and 1 if it reads only one of them. The *diversity* is
-the Jensen–Shannon divergence between the mean attention of two heads, in bits: 0 if they attend to the same positions,
-1 if to disjoint ones. An average can still suffice, though: with $p_2 \\ne p_5$ it determines which letter was at which
-position. And several heads need not separate, because two *different* averages of the same two positions determine
-both."""
-    prediction = """In every seed the selectivity of a single head is at most 0.5 (each position gets at least a
-quarter of their joint weight), and the mean selectivity of several heads is above 0.5. It does not hold if several
-heads are also at most 0.5 in every seed."""
-    explanation = """A head averages if its selectivity is at most 0.5, and separates if it is above: then it reads
-mostly one of the two positions. \"Several heads\" are 2, 4 and 8; their selectivity is the mean over the heads of a
-model, and every seed counts."""
-    unit = "nats per pair"
-    columns = """Diversity: divergence between heads after training, and at the beginning of training (0 for a single
-head by definition). Places read: the exponential of the entropy of the attention, a number of positions. Pairs
-predicted: share of pairs of unseen rows."""
-    measured = (
-        "Selectivity of heads, Jensen–Shannon divergence between heads, loss and pairs predicted, after training."
-    )
-    limits = """One layer and one synthetic task in which exactly two positions matter. The threshold of 0.5 is a
-convention: the claim has no agreed measure, which is why several were tried."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.2: "
-        "averaging with a single head inhibits this",
-        "Michel et al. (2019), [Are Sixteen Heads Really Better than One?](https://arxiv.org/abs/1905.10650)",
-        "Voita et al. (2019), [Analyzing Multi-Head Self-Attention](https://arxiv.org/abs/1905.09418)",
-    )
-    parts = ("nn/attention.py", "attention/attend.py", "inspection/attention_maps.py")
-    minutes = (2, 8, 5)
-    alt = "Selectivity of heads, divergence between heads and training loss for 1, 2, 4 and 8 heads"
-    changed = "This criterion is the fourth: three others were tried on results of the quick size before it."
-
     def cells(self, size: Size) -> list[Cell]:
         width, steps = {"quick": (32, 400), "cpu": (48, 600), "gpu": (128, 1500)}[size]
         task = {"letters": 8, "length": 24, "rows": 32, "width": width, "steps": steps, "lr": 1e-2}

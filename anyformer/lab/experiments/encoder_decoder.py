@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,41 +41,6 @@ MARGIN = 0.05  # smaller differences are ignored
 
 
 class Claim(Experiment):
-    name = "encoder_decoder"
-    number = 25
-    claim = (
-        "Without attention an RNN encoder–decoder loses words as sentences grow; with it, or as a Transformer, fewer."
-    )
-    idea = """A recurrent encoder–decoder passes a sentence on as one vector, the encoder's last state: $d$ values for a
-sentence of any length (Sutskever et al. 2014). With attention (Bahdanau et al. 2014) each step of the decoder also
-reads a weighted sum of *all* states of the encoder, so nothing has to be kept in one vector. A Transformer drops the
-recurrence. Here a sentence of random words is translated word by word with a dictionary, and each two neighbours
-change places, so that the decoder must know where it is. All models have one layer on each side, the same width and
-feed-forward, and learn from sentences of all lengths in equal parts. The RNN is a GRU that reads the sentence in both
-directions; the decoder begins with the encoder's last state, with and without attention. Words are counted in free
-running, on unseen sentences of each length."""
-    prediction = """In the longest sentences the RNN with attention and the Transformer translate more words right than
-the RNN without (each by more than 0.05, p < 0.05), and the RNN without attention loses more from the shortest to the
-longest sentences than the RNN with it (p < 0.05); each model has the better of its learning rates. If the RNN without
-or with attention is below 0.9 in the shortest sentences in a seed, nothing was learnt and the claim is undecided."""
-    explanation = """The last sentence requires 0.9 of the words in every seed, not as a mean over seeds. Where a size
-has one learning rate, that one is the better."""
-    sizes: ClassVar = {"words": "{} words in the dictionary"}
-    columns = "Share of the words right (± over seeds), and in brackets that of whole sentences."
-    measured = "Words (and whole sentences) of unseen sentences that are right in greedy decoding, by sentence length."
-    limits = """A made-up language with a regular order, one layer, a short training. With more steps or a wider state
-the RNN without attention translates longer sentences, too; it then still has one vector for all of them. Lengths beyond
-those of training are not tried."""
-    sources = (
-        "Sutskever et al. (2014), [Sequence to Sequence Learning](https://arxiv.org/abs/1409.3215)",
-        "Bahdanau et al. (2014), [Neural Machine Translation by Jointly Learning to Align and Translate]"
-        "(https://arxiv.org/abs/1409.0473), figure 2",
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762)",
-    )
-    parts = ("nn/recurrent.py", "nn/attention.py", "nn/model.py", "decoding/generate.py")
-    minutes = (2, 4, 16)
-    alt = "Fraction of words right by sentence length for an RNN with and without attention and a Transformer"
-
     def cells(self, size: Size) -> list[Cell]:
         width, words, lengths, steps, rates = {
             "quick": (48, 16, (2, 4, 8, 12), 600, (6e-3,)),

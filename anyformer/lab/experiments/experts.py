@@ -45,53 +45,6 @@ TOLD = 0.5  # of the largest possible mutual information of task and expert
 
 
 class Claim(Experiment):
-    name = "experts"
-    number = 22
-    claim = "Experts beat a dense model of equal active parameters on many tasks, and each expert serves some of them."
-    idea = """A layer with $n$ experts stores $n$ feed-forwards, and a router sends each token to one of them: the
-number of *active* weights is that of a dense layer with one feed-forward. Here one model learns many tasks. Each is a
-cipher, a random permutation of the letters; a row begins with the name of its task, and the model must output the
-cipher of each letter. All tasks together are more than a small feed-forward can store. No term of the loss asks the
-router to divide by task. What it divides by is visible in its choices: with $p(\\text{task}, \\text{expert})$ from
-unseen rows, the mutual information $I = \\sum p \\log \\frac{p(\\text{task}, \\text{expert})}{p(\\text{task})\\,
-p(\\text{expert})}$ is 0 if tasks share their experts alike, and $\\log 8$ if the expert is known from the task and all
-are used. A letter is one of the symbols that a cipher permutes, not of an alphabet. The only other term of the loss is
-the usual balance loss (weight 0.01), which is smallest if all experts get equally many tokens, of whatever task. The
-dense model is wider by the number of weights that the router has."""
-    prediction = """With the most tasks the loss on unseen rows is lower with experts than with the dense model of equal
-active parameters (p < 0.05), each at the better of its learning rates. In the layer where it is largest, $I$ is at
-least half of its maximum $\\log \\min(\\text{tasks}, 8)$ in all seeds. If the loss is higher (p < 0.05), or $I$ is
-below half in all seeds, the claim fails."""
-    explanation = """The second condition names the share that is required, 50 %; the table has the observed one beside
-it. The maximum of $I$ is $\\log 8$ for 32 tasks and 8 experts: the expert is known from the task. Where a size has one
-learning rate, that one is the better."""
-    unit = "nats per letter"
-    columns = """Parameters are those with the most tasks: each task's name is a token, so with fewer tasks all models
-are smaller. Letters right: share of the letters of unseen rows whose cipher is output. I: mutual information of task
-and expert, and of letter and expert, as shares of their maxima."""
-    measured = (
-        "Loss on unseen rows by model and number of tasks; the mutual information of task and expert, and of letter "
-        "and expert, each as a share of its maximum."
-    )
-    limits = """Tasks that share their letters and differ only in a permutation, one layer, eight experts, one of them
-active, one weight of the balance loss. Tasks with other inputs, such as languages, may be divided in another way. Equal
-active parameters are not equal time: experts run one after another here. At the size for a CPU one learning rate is
-tried. Sizes and tasks were chosen so that the dense model of equal active parameters fails, which favours the first
-half of the claim; a dense model of about equal stored parameters is better than the experts."""
-    sources = (
-        "Shazeer et al. (2017), [Outrageously Large Neural Networks](https://arxiv.org/abs/1701.06538)",
-        "Fedus et al. (2021), [Switch Transformers](https://arxiv.org/abs/2101.03961)",
-        "Barham et al. (2022), [Pathways](https://arxiv.org/abs/2203.12533)",
-    )
-    parts = ("nn/experts.py", "config/feedforward.py", "nn/feedforward.py")
-    minutes = (2, 4, 20)
-    changed = (
-        "Layers, letters and tasks were chosen by single trainings with another seed, until the dense model did not "
-        "learn all tasks; the rule stayed as it was."
-    )
-    alt = "Loss by the number of tasks for experts and dense models, and the share of each task's tokens by expert"
-    spread = "Bands (left): one standard deviation over seeds."
-
     def cells(self, size: Size) -> list[Cell]:
         width, hidden, letters, tasks, steps, rates = {
             "quick": (32, 16, 32, (4, 16), 400, (5e-3,)),

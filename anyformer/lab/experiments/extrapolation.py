@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -38,55 +38,6 @@ LEARNT = 1.25  # times the entropy of the text, within the trained length: above
 
 
 class Claim(Experiment):
-    name = "extrapolation"
-    number = 8
-    claim = "Beyond the training length ALiBi, T5 and rotary keep their loss; sinusoidal and learned positions do not."
-    idea = """A model trained on texts of $L$ tokens meets position $L + 1$ for the first time in a longer text. A
-learned embedding of that position was never trained, and the sinusoids $\\sin(p/10000^{2i/d})$ of a position $p$, in
-pair $i$ of the $d$ features, take combinations of values that never occurred in training. ALiBi adds $-m_h\\,(q - k)$
-to the scores, with the positions $q$ and $k$ of query and key and a fixed slope $m_h$ for each head: distant keys get
-less and less weight, however many there are. T5 adds a learned bias for each bucket of distances, the last of which
-holds all large distances. Each distant key gets no more weight than in training, but a longer text has more of them,
-and together they may outweigh the near ones. Rotary scores also depend on $q - k$ alone, but beyond $L$ queries and
-keys are rotated by angles that never occurred in training. The text is synthetic: each letter depends on the two before
-it, so a longer text is no harder. A model that has learnt this has the same loss at every length: the entropy of the
-chain (the lower grey line). Guessing among the 8 letters costs $\\ln 8$."""
-    prediction = """The loss in the second half of the longest length is at most 5 % above that of the trained length
-for ALiBi, T5 and rotary, and more for sinusoidal and learned (p < 0.05 each)."""
-    explanation = """A scheme has learnt the text if its mean loss at the trained length is at most 1.25 times the
-entropy of the text; otherwise its condition is undecided. In the conditions `alibi` is ALiBi and `t5` the bias of T5;
-\"that within\" is the loss at the trained length, \"that beyond\" at the longest."""
-    unit = "nats per token (a letter)"
-    sizes: ClassVar = {
-        "length": "trained on texts of {} tokens",
-        "longest": "read up to {} tokens",
-        "letters": "{} letters",
-    }
-    columns = (
-        "Each column: the loss of these tokens of a text, its second half, for texts of the larger number of tokens."
-    )
-    measured = "Loss in the second half of unseen texts of each length, in nats per token."
-    limits = """A synthetic text in which each letter depends on the two before it: it tests whether distant tokens
-disturb, not whether they can be used. Few layers, short texts (see the set-up), one learning rate, no scaling of rotary
-angles. Far beyond the training length a loss may exceed that of guessing: the model is then sure of wrong letters."""
-    sources = (
-        "Press et al. (2021), [Train Short, Test Long (ALiBi)](https://arxiv.org/abs/2108.12409)",
-        "Su et al. (2021), [RoFormer](https://arxiv.org/abs/2104.09864)",
-        "Raffel et al. (2019), [T5](https://arxiv.org/abs/1910.10683)",
-        "Kazemnejad et al. (2023), [The Impact of Positional Encoding on Length "
-        "Generalization](https://arxiv.org/abs/2305.19466)",
-    )
-    parts = ("config/position.py", "attention/position_module.py")
-    minutes = (8, 27, 5)
-    alt = (
-        "Loss by text length for five position schemes, flat up to the trained length and rising beyond it for all "
-        "but ALiBi"
-    )
-    changed = (
-        "After a run on texts of 16 letters, in which two schemes had not learnt the text within the trained length, "
-        "a scheme that has not learnt it counts neither for nor against the claim, and all sizes use 8 letters."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         length, longest, letters, width, depth, steps, rows, lr = {
             "quick": (32, 512, 8, 48, 2, 600, 16, 5e-3),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,50 +37,6 @@ VALID = 400  # rows
 
 
 class Claim(Experiment):
-    name = "forcing"
-    number = 11
-    claim = "Fed its own words a model's errors compound; smoothed labels raise perplexity but do not harm decoding."
-    idea = """In training a decoder reads the correct words before each position (teacher forcing); in decoding it reads
-its own (free running). If a word is wrong with probability $\\epsilon$ and makes all later ones wrong, the $t$-th is
-right with probability $(1-\\epsilon)^t$ instead of $1-\\epsilon$. That requires a target in which words depend on
-earlier ones: here $y_t = f(x_t, y_{t-1})$ with a random table $f$, which recovers from an error where two histories
-lead to the same word. It is compared with $y_t = f(x_t)$, where errors cannot propagate. One source word in twenty is
-illegible, so there are always errors. Label smoothing sets the target to $1-\\alpha$ for the right word and spreads
-$\\alpha$ over all words. Even a model that knows the answer then pays about $\\alpha$ nats, which raises perplexity but
-does not change the argmax."""
-    prediction = """Where words depend on each other, free running loses more of them in the last third of a row than
-in the first, and than where they do not. With smoothing 0.1 perplexity is higher, and no fewer words are right in free
-running: differences count above 0.01, with p < 0.05."""
-    explanation = """Words lost by free running: the share of words right with teacher forcing minus that in free
-running. \"Errors compound\" means that more are lost in the last third of a row than in the first."""
-    unit = "nats per word (perplexity is the exponential of the loss)"
-    sizes: ClassVar = {"rows": "{} training rows", "length": "rows of {} words", "words": "{} words"}
-    columns = """Words of the target that depend on the word before, or on the source word alone. Teacher-forced: the
-model reads the right words; free running: its own."""
-    measured = (
-        "Words right by position with teacher forcing and in free running (greedy), and perplexity, on unseen rows."
-    )
-    limits = """A synthetic language of few words and short rows, one layer, greedy decoding, one smoothing strength.
-Nothing is said about beam search, where smoothing has other effects."""
-    sources = (
-        "Bengio et al. (2015), [Scheduled Sampling](https://arxiv.org/abs/1506.03099)",
-        "Ranzato et al. (2015), [Sequence Level Training with Recurrent Neural "
-        "Networks](https://arxiv.org/abs/1511.06732), on exposure bias",
-        "Szegedy et al. (2015), [Rethinking the Inception Architecture](https://arxiv.org/abs/1512.00567), on label "
-        "smoothing",
-        "Müller et al. (2019), [When Does Label Smoothing Help?](https://arxiv.org/abs/1906.02629)",
-    )
-    parts = ("training/objective.py", "decoding/generate.py", "kernels/cross_entropy.py")
-    minutes = (2, 8, 5)
-    alt = (
-        "Fraction of words right by position with the right words or its own as input; perplexity and words right by "
-        "smoothing"
-    )
-    spread = (
-        "Bands (above): one standard deviation over seeds. Below, a dot is one seed, the error bar one "
-        "standard deviation, and the bar on the right their mean."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, words, length, rows, steps = {
             "quick": (48, 30, 12, 8000, 800),

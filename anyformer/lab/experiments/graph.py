@@ -1,7 +1,7 @@
 """Attention over a graph: equal to message passing, and the adjacency as mask against full attention."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,49 +51,6 @@ Edges = tuple[tuple[int, int], ...]
 
 
 class Claim(Experiment):
-    name = "graph"
-    number = 26
-    claim = (
-        "Attention over a graph is message passing; its adjacency as mask learns from fewer rows than full attention."
-    )
-    idea = """With the adjacency of a graph as mask, node $i$ reads $\\sum_{j \\in N(i)} \\alpha_{ij} v_j$, a weighted
-sum of messages from its neighbours and itself. Full attention is the same on the complete graph. Here a graph of $n$
-nodes is fixed, and a row gives each node a random colour, a number below 16. The label of a node is the largest colour
-at most two edges away, so two layers along the edges suffice. Full attention with learned positions can represent the
-neighbourhoods, too: a score may depend on both positions. But it must learn from examples which nodes are near. The
-mask contains that, and weights that know no positions can be used with the mask of another graph. All models have the
-same width, depth and steps."""
-    prediction = """In every layer of the real model the outputs of attention and their gradients equal those of a sum
-over edges (relative error below 1e-9 in fp64), for the graph and for the complete one. On the fewest rows the model
-with mask and positions labels more unseen nodes right than full attention with positions (by more than 0.05, p < 0.05).
-On another graph, without training, the model without positions is right as often as on its own, within 0.05. If the
-mask's accuracy on the most rows is below 0.9 in a seed, the claim is undecided."""
-    explanation = """\"Message passing\" is the sum over edges of the idea; \"learns from fewer rows\" compares the
-mask with full attention after the fewest rows, both with positions. Right or wrong is a share of nodes, between 0 and
-1; \"off by\" is the largest relative error."""
-    sizes: ClassVar = {"nodes": "graphs of {} nodes", "examples": "{} training rows"}
-    columns = """Share of nodes labelled right, of unseen rows (± over seeds) and of training rows. Another graph: the
-trained weights with the mask of a graph that they were not trained on; – where positions belong to one graph."""
-    measured = (
-        "Nodes of unseen rows labelled right, by model and number of training rows; the relative difference between "
-        "attention and a sum over edges, for outputs and gradients."
-    )
-    limits = """One small graph per seed, one task that is local by construction, equal steps and one learning rate.
-The claim compares the mask with positions that must be learnt; full attention that reads edges as tokens is not tried.
-A task that needs distant nodes would favour full attention."""
-    sources = (
-        "Veličković et al. (2017), [Graph Attention Networks](https://arxiv.org/abs/1710.10903)",
-        "Gilmer et al. (2017), [Neural Message Passing](https://arxiv.org/abs/1704.01212)",
-        "Battaglia et al. (2018), [Relational Inductive Biases](https://arxiv.org/abs/1806.01261)",
-    )
-    parts = ("config/pattern.py", "attention/lower.py", "nn/attention.py")
-    minutes = (2, 5, 5)
-    alt = "Nodes labelled right by the number of training rows, with the adjacency as mask and with full attention"
-    spread = (
-        "Bands (left): one standard deviation over seeds. Right, a dot is one seed, the bar their mean, and "
-        "the error bar one standard deviation."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, nodes, counts, steps = {
             "quick": (32, 16, (64, 2048), 300),

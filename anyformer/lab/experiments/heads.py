@@ -21,37 +21,7 @@ ELEMENT = 4  # bytes
 
 
 class Claim(Experiment):
-    name = "heads"
-    number = 3
-    claim = "h heads of width d/h cost the FLOPs of one head of width d, and h times the memory for scores."
-    idea = """Each of $h$ heads projects all $d$ features of a token to its $k = d/h$, so that the projections of all
-heads together are still $d \\times d$. The scores $Q_iK_i^\\top$ of one head take $2T^2k$ FLOPs, those of all heads
-$2T^2hk = 2T^2d$: $h$ drops out. But every head has a separate $T \\times T$ matrix of scores: $hT^2$ elements where one
-head has $T^2$. Softmax, mask and dropout, which FLOP counters ignore, process all of them. A fused kernel never writes
-these matrices to memory; then $h$ heads and one save equally much for the backward pass."""
-    prediction = """The same FLOPs and parameters for every h; exactly h times the scores; memory that autograd saves
-grows by hT² with separate matmuls, and by at most a tenth with a fused kernel."""
-    explanation = """$h$ heads have $h$ times the scores, not $h$ times the memory in all: inputs, queries, keys,
-values and outputs are saved as well, and do not grow with $h$. So the memory saved with $h$ heads exceeds that with one
-by exactly $(h - 1)T^2$ elements, which is how \"grows by hT²\" is tested."""
-    columns = """FLOPs and scores (elements) are those of the attention; kept: what autograd saves for the backward pass
-of the whole model, with separate matmuls and with a fused kernel; ms: a forward pass with either."""
-    measured = (
-        "FLOPs, parameters, scores, bytes saved for the backward pass, and time of a forward pass, by number of heads."
-    )
-    limits = """Counts are exact and have no spread. Times are medians of 9 runs on one machine at one width and
-length; they depend on the kernel and are not part of the claim."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.2",
-        "Dao et al. (2022), [FlashAttention](https://arxiv.org/abs/2205.14135), on scores that are never stored",
-    )
     timed = True
-    parts = ("nn/attention.py", "attention/attend.py", "inspection/count.py")
-    minutes = (0.1, 0.2, 0.1)
-    alt = (
-        "Cost by number of heads: FLOPs stay equal, scores grow with h; and the time of a forward pass with separate "
-        "matmuls and with a fused kernel"
-    )
 
     def cells(self, size: Size) -> list[Cell]:
         width, length = {"quick": (64, 256), "cpu": (256, 512), "gpu": (1024, 2048)}[size]

@@ -3,7 +3,7 @@
 import bisect
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,41 +48,7 @@ PRODUCTS = ("Addmm", "Mm", "Bmm", "Convolution")  # nodes of autograd's graph th
 
 
 class Claim(Experiment):
-    name = "layers"
-    number = 2
-    claim = (
-        "Attention costs O(T²d), reads all tokens in one step and joins any two directly; a recurrence takes T steps."
-    )
-    idea = """A layer in which tokens read each other has three costs: FLOPs, the number of sequential operations, and
-the path length from one token to another, over which a gradient must flow back. Self-attention takes $O(T^2d)$ FLOPs
-for scores and values (and $8Td^2$ for its projections), one sequential step, path 1. A fully connected layer takes
-$O(T^2d^2)$, 1, 1, and has $O(T^2d^2)$ weights; mixing positions alone takes $O(T^2d)$, 1, 1. A convolution of $K$
-tokens takes $O(KTd^2)$, 1, and $T/K$ layers to reach the first token, or $\\log_K T$ if layer $i$ is dilated by $K^i$.
-A recurrence takes $O(Td^2)$, but $T$ steps, which is also its path. Steps are measured as the longest chain of matmuls
-in autograd's graph, paths by the first layer whose last output has a gradient with respect to the first input."""
-    prediction = """Exponents of T and d in the FLOPs: attention 2 and 1, fully connected 2 and 2, convolution and
-recurrence 1 and 2, all ± 0.1; the chain of matmuls grows with T in the recurrence alone; paths 1, 1, (T-1)/(K-1) and
-log_K T layers, T."""
-    explanation = """T: length, d: width, K: width of a convolution. The chain of 4 matmuls of attention (projection,
-scores, values, output) does not grow with T: that is what \"one step\" means. The exponents are fits to exact
-counts."""
-    sizes: ClassVar = {"kernel": "convolutions of {} tokens"}
-    columns = """FLOPs between tokens (of attention + those of its projections), with their exponents of T and of d;
-steps: sequential matmuls; layers: until the last token reads the first; path: steps from first to last token; ms: a
-forward pass; exponent of T in time: that over the three largest lengths, no part of the rule."""
-    measured = "FLOPs between tokens, parameters, the longest chain of matmuls, and the path from first to last token."
-    limits = """Counts are exact and have no spread; one seed serves only to find non-zero gradients. Steps are counted
-in a plain loop. Times are medians of 5 runs with the fastest kernel at hand: for the recurrence torch's own, which runs
-all steps in one call. On a GPU times near a millisecond are mostly overhead and scatter."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), table 1",
-        "Tay et al. (2020), [Efficient Transformers: A Survey](https://arxiv.org/abs/2009.06732)",
-        "van den Oord et al. (2016), [WaveNet](https://arxiv.org/abs/1609.03499), on dilated convolutions",
-    )
     timed = True
-    parts = ("nn/attention.py", "nn/dense.py", "nn/convolution.py", "nn/recurrent.py")
-    minutes = (0.1, 1.5, 0.3)
-    alt = "FLOPs, parameters, sequential matmuls and path length of six mixers by the length of the text"
 
     def cells(self, size: Size) -> list[Cell]:
         width, powers = {"quick": (32, 6), "cpu": (32, 7), "gpu": (64, 7)}[size]

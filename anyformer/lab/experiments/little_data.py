@@ -1,7 +1,7 @@
 """Little data and much: attention, convolution and recurrence compared, and the symmetry of each."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,44 +48,6 @@ NOTHING = 1e-17  # an error of 0 is plotted here
 
 
 class Claim(Experiment):
-    name = "little_data"
-    number = 14
-    claim = "With little data attention overfits more than a convolution or a recurrence; with much it does better."
-    idea = """A convolution computes the same function of each neighbourhood,
-$f(\\text{shift}\\,x) = \\text{shift}\\,f(x)$ except at the ends. Attention without positions is equivariant to any
-permutation $P$, $f(Px) = Pf(x)$. A built-in symmetry need not be learnt from examples, and cannot be unlearnt. A
-convolution is restricted to neighbours and sees no distant token; attention must learn which tokens matter, and may
-pick any. Here each letter depends on the two before it, which are near, and on the row's first token, which selects the
-table and is far away. All models are trained for the same number of steps, on few rows repeatedly or on many. The final
-loss on unseen rows is compared; its minimum during training, as with early stopping, is also reported. No model can be
-better than the entropy of the rows: that is the lowest possible loss."""
-    prediction = """Both equations hold up to rounding. On the fewest rows the final loss on unseen ones is higher with
-attention than with either other mixer, on the most rows lower than with either (p < 0.05)."""
-    explanation = """Both equations are those of the idea: for shifts with the convolution, for permutations with
-attention without positions. \"Overfits more\" means a higher loss on unseen rows after training on the fewest rows,
-\"does better\" a lower one after training on the most."""
-    unit = "nats per letter"
-    sizes: ClassVar = {"letters": "{} letters", "length": ""}
-    columns = """Unseen (lowest), seen: the loss on unseen rows at the end of training, in brackets its lowest value
-during training, then the loss on training rows. Error if shifted: the norm of f(shift x) - shift f(x), divided by that
-of f(x); if permuted: the same with a permutation. Both are the largest of all seeds, of untrained encoders in fp64.
-Attention without positions is measured for its symmetry alone."""
-    measured = (
-        "Loss on unseen rows at the end of training (and its lowest value), by mixer and number of training rows."
-    )
-    limits = """One synthetic task in which near and far tokens matter, equal steps at one learning rate for all
-mixers, no regularisation, no early stopping. What is called overfitting here is mostly a matter of when training is
-stopped."""
-    sources = (
-        "Dosovitskiy et al. (2020), [An Image is Worth 16x16 Words](https://arxiv.org/abs/2010.11929), section 4.3",
-        "d'Ascoli et al. (2021), [ConViT](https://arxiv.org/abs/2103.10697)",
-        "Battaglia et al. (2018), [Relational Inductive Biases](https://arxiv.org/abs/1806.01261)",
-    )
-    parts = ("nn/attention.py", "nn/convolution.py", "nn/recurrent.py")
-    minutes = (2.5, 18, 10)
-    alt = "Loss on unseen rows by the number of training rows for three mixers, and the errors of two symmetries"
-    spread = "Bands (above): one standard deviation over seeds. Below, a dot is one seed."
-
     def cells(self, size: Size) -> list[Cell]:
         width, letters, length, counts, steps = {
             "quick": (32, 6, 16, (32, 512, 8192), 500),

@@ -1,7 +1,7 @@
 """Muon and AdamW with equal tuning: the lowest validation loss of each, and the steps that it takes."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from anyformer.config import ModelConfig
 from anyformer.lab.cells import Cell, Result
@@ -43,46 +43,6 @@ TASKS: dict[Size, dict[str, tuple[int, int, tuple[str, ...]]]] = {
 
 
 class Claim(Experiment):
-    name = "muon"
-    number = 19
-    claim = "Tuned equally, Muon needs fewer steps than AdamW to the same loss."
-    idea = """AdamW divides each element of a gradient by its own size. Muon looks at a matrix as a whole: it replaces
-the momentum $M = U \\Sigma V^\\top$ of a linear layer by $U V^\\top$, in which all directions are equally large, at the
-price of a few matmuls for each matrix. A comparison is fair only if both are tuned with the same effort: here both try
-the same learning rates on one seed, and the best one of each is trained on others. An update of
-Muon is scaled to the size of one of AdamW, so that the same rates make sense for both. Muon updates hidden matrices
-alone: embeddings, the output layer, norms and biases are updated by AdamW on both sides."""
-    prediction = """In each task the lowest validation loss of Muon is below that of AdamW over the fresh seeds (p <
-0.05). If it is above in one task (p < 0.05), the claim fails."""
-    explanation = """The title speaks of steps, the rule of the lowest loss within the same number of steps: an
-optimiser whose loss is lower at the end was earlier at the other's lowest loss, if both still improve. The result also
-gives the steps themselves, which are not tested."""
-    measured = (
-        "The lowest validation loss of a training with the best of several rates, which was chosen on another seed."
-    )
-    unit = "nats per token (of Shakespeare a character, of `reverse` a digit or the end, of Multi30k a subword)"
-    sizes: ClassVar = {"steps": ""}
-    limits = """Two tasks, small models, one schedule for each task, rates a factor of 2 apart, tuned with one seed
-and fewer steps than the comparison; no tuning of momentum or weight decay. The best rate of a short training need not
-be that of a long one. On `shakespeare-gpu` three rates of AdamW are nearly tied after 300 steps, so the rate that it
-is compared with is close to arbitrary; another training with AdamW at 0.001 (and a head for three further tokens)
-reached 1.488 after 1,500 steps, below both losses here ([results](../results.md)). So on that task the
-difference may be one of this tuning. Steps are compared, not time: a step of Muon takes longer."""
-    sources = (
-        "Jordan et al. (2024), [Muon](https://kellerjordan.github.io/posts/muon/)",
-        "Liu et al. (2025), [Muon is Scalable for LLM Training](https://arxiv.org/abs/2502.16982)",
-        "Loshchilov & Hutter (2017), [Decoupled Weight Decay Regularization](https://arxiv.org/abs/1711.05101)",
-        "Choi et al. (2019), [On Empirical Comparisons of Optimizers](https://arxiv.org/abs/1910.05446), on equal "
-        "tuning",
-    )
-    parts = ("training/muon.py", "training/optimisers.py")
-    minutes = (4, 15, 65)
-    changed = (
-        "In a first quick run the best of five rates was the largest one; a sixth was added before all runs shown."
-    )
-    alt = "Validation loss by step of Muon and AdamW with their best learning rates, and by learning rate in tuning"
-    spread = "Bands (left): one standard deviation over seeds."
-
     def __init__(self) -> None:
         self.best: dict[tuple[str, str], float] = {}  # learning rate by recipe and optimiser, once it is tuned
 

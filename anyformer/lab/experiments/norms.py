@@ -25,43 +25,6 @@ LEARNT = 1.0  # nats per token: a guess without reading the digits takes about 2
 
 
 class Claim(Experiment):
-    name = "norms"
-    number = 5
-    claim = "Without the block norms small models still learn, more slowly; without residuals deep ones do not learn."
-    idea = """A block computes $x \\leftarrow x + F(N(x))$. The norm $N$ keeps the input of a sublayer at one scale,
-whatever has been added to the residual stream before. Without it the stream may grow from layer to layer, which two
-layers tolerate and many do not. The residual $x\\,+$ gives the gradient a path around $F$:
-$\\partial(x + F)/\\partial x = 1 + F'$, and many such factors multiplied contain a term 1. Without it only $\\prod F'$
-is left, and each attention layer makes the vectors of a row more similar, until they are indistinguishable (Dong et al.
-2021). Each variant is trained at each of the learning rates below and judged at its best, so that the choice of rate
-favours none."""
-    prediction = """At two layers the model without norms ends below 1 nat per token in every seed, and its loss
-averaged over training is higher (p < 0.05). The deep one without residuals ends above 1 nat in every seed. Nothing is
-concluded unless both depths learn with norms and residuals. Each variant is judged at its best rate."""
-    explanation = """A guess among ten digits costs ln 10 = 2.3 nats per token. Below 1 nat, a convention, counts as
-learnt. \"Learns\" in the conditions means that."""
-    unit = "nats per token"
-    columns = """last loss: mean of the last tenth of training; mean loss: over all steps; rows sorted: fraction of
-unseen rows sorted without a mistake; diverged: trainings whose loss became infinite or NaN."""
-    measured = "The training loss, at the end (mean of the last tenth) and averaged over training, in nats per token."
-    limits = """One task, sorting a row of digits, and one width; few steps, and few learning rates, of which the best
-one is chosen on the same seeds. Depths between the two are not measured. A training that diverged counts with its last
-finite losses. Initialisations that are made for depth without norms or residuals are not tried."""
-    sources = (
-        "He et al. (2015), [Deep Residual Learning](https://arxiv.org/abs/1512.03385)",
-        "Ba et al. (2016), [Layer Normalization](https://arxiv.org/abs/1607.06450)",
-        "Dong et al. (2021), [Attention is not All You Need](https://arxiv.org/abs/2103.03404), on rank collapse "
-        "without residuals",
-        "Zhang et al. (2019), [Fixup Initialization](https://arxiv.org/abs/1901.09321), deep residual networks "
-        "without norms",
-    )
-    parts = ("nn/block.py", "nn/norm.py", "config/block.py")
-    minutes = (8, 56, 52)
-    alt = (
-        "Training loss by step with norms and residuals, without norms and without residuals, for shallow and deep "
-        "models"
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depths, longest, tokens, steps, rates = {
             "quick": (32, (2, 12), 5, 320, 200, (1e-3, 4e-3, 1.6e-2)),

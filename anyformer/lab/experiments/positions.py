@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from anyformer.config import (
     LM,
@@ -50,52 +50,6 @@ SOME = 0.5  # of unseen rows answered without a mistake
 
 
 class Claim(Experiment):
-    name = "positions"
-    number = 6
-    claim = "Copying and reversing need positions, sorting does not; a causal mask gives some away; tokens are needed."
-    idea = """Attention is a sum over keys, $\\sum_j w_{ij} v_j$, independent of their order. An *encoder* without
-positions maps a permuted row to the same vectors, permuted. A decoder that reads them by cross-attention has access to
-which digits occur, but not to their order. A row of $n$ digits of which $c_a$ are $a$ is then indistinguishable from
-$n!/\\prod_a c_a!$ rows in all, and a copy costs at least the logarithm of that number, the *blind* loss; sorting costs
-nothing. A *causal decoder* that reads input and answer as one sequence differs: token 1 sees one token, token 2 two, so
-the mask itself distinguishes them, if training makes use of it. Token embeddings are added to positions, so their scale
-matters: at scale 0 only positions are left, and a large scale drowns the positions."""
-    prediction = """Encoder: without positions copies and reversals stay above 0.95 of the blind loss in every seed,
-and more than half of the rows are sorted; with positions more than half are copied and reversed in every seed, more
-than without (p < 0.05). Decoder: without positions the loss is below the blind one (p < 0.05). At scale 0 less than
-0.05 of the rows are right in any task."""
-    explanation = """Blind loss: the lowest loss that is possible from the digits without their order (see the idea).
-\"Stays at the blind loss\" means that no seed falls below 0.95 of it and none answers half of the rows; a higher loss
-meets the condition, too, since a short training need not reach the blind loss. \"With positions\" is the better of
-learned and sinusoidal ones, by the mean share of rows right. \"A causal mask gives some away\" means that a decoder
-without positions gets below the blind loss. \"Tokens are needed\" is tested at scale 0: token embeddings times 0, with
-sinusoidal positions."""
-    unit = "nats per token"
-    sizes: ClassVar = {"longest": "", "depth": "", "steps": ""}
-    columns = """Positions of: the encoder of an encoder–decoder, or a decoder alone; tokens times: the factor of the
-token embeddings, √d unless stated; rows right: share of unseen rows without a mistake; blind: the blind loss, 0 in
-sorting."""
-    measured = "Unseen rows answered without a mistake (greedy), and validation loss in nats per token."
-    limits = """Rows of few digits, small models, one learning rate. Learned and sinusoidal positions only. How much of
-the order a causal mask gives away depends on depth and training. An encoder without positions ends above the blind
-loss: it had not learnt all that the digits give without their order."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.5",
-        "Lee et al. (2018), [Set Transformer](https://arxiv.org/abs/1810.00825), on attention as a function of sets",
-        "Haviv et al. (2022), [Transformer Language Models without Positional Encodings Still Learn Positional "
-        "Information](https://arxiv.org/abs/2203.16634)",
-    )
-    parts = ("config/position.py", "attention/position_module.py", "attention/layout.py", "nn/inputs.py")
-    minutes = (7, 26, 6)
-    alt = (
-        "Rows copied, reversed and sorted by position scheme; validation loss by the scale of token embeddings; "
-        "training loss on sorting"
-    )
-    spread = (
-        "Above, a dot is one seed, the bar their mean, and the error bar one standard deviation. Bands "
-        "(below): one standard deviation over seeds."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, tokens, steps = {
             "quick": (32, {"encoder": 1, "decoder": 2}, 5, 320, {"encoder": 240, "decoder": 400}),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,51 +28,6 @@ GUESSING = math.log(VOCAB)  # the loss of a training that diverged
 
 
 class Claim(Experiment):
-    name = "scale"
-    number = 4
-    claim = "Without 1/sqrt(k) training suffers, the more so for large k."
-    idea = """If the $k$ elements of a query and of a key are independent with mean 0 and variance 1, their dot product
-$q \\cdot k$ has variance $k$. Softmax of values so far apart is nearly 1 at one position, and its derivative
-$p_i(\\delta_{ij} - p_j)$ is nearly 0: the attended position is random and hard to unlearn. That is the explanation of
-textbooks: the gradient vanishes. Against it works the factor itself: the gradient of $Q$ and $K$ is that of the scores
-times $1/\\sqrt k$, and without the factor it is $\\sqrt k$ times larger for the same derivative of softmax. Which of
-both is stronger is measured here. Divided by $\\sqrt k$ the variance of scores is 1 at any width. The premise depends
-on initialisation: weights of variance $1/d$ after a layer norm satisfy it (*unit*); GPT-2's, of standard deviation
-0.02, are far smaller (*small*), and scores start near 0 with the factor, and for small $k$ without it, too. But the
-factor also affects learning: each step of Adam moves every weight by the same amount, and a score by a sum over $k$ of
-them, so that without the factor attention learns at a rate $\\sqrt k$ times higher than the rest. Hence several
-learning rates are tried, and each side is judged at its best. The task is to sort rows of digits."""
-    prediction = """At unit initialisation: variance of scores k (exponent 1.0 ± 0.15) without the factor and 1 with
-it; the entropy of softmax falls with k; the final loss is higher without it (p < 0.05) at the largest k, and by more
-than at the smallest."""
-    explanation = """The factor is $1/\\sqrt k$ on the scores, with the head width $k$. \"Suffers\" means that the
-validation loss after training is higher without the factor, and \"the more so\" that this difference is larger at the
-largest $k$ than at the smallest. Only unit initialisation is judged; the small one is shown beside it. The difference
-of the differences decides: it takes the losses of each seed with and without the factor as a pair."""
-    unit = "nats per token"
-    sizes: ClassVar = {"k": "head width k {}", "rows": "", "length": "", "longest": "rows of up to {} digits"}
-    columns = """Initialisation: of unit variance, or small as in GPT-2. Variance, entropy and gradient are those before
-training; the entropy is divided by its highest possible value. Best rate: the learning rate with the lowest mean
-loss."""
-    measured = (
-        "Variance of scores, entropy of softmax and gradient norm at initialisation; validation loss after training."
-    )
-    limits = """Sorting digits with small models and few steps; few learning rates (at the small initialisation one or
-two), factors of 4 apart, of which the best one is chosen on the same seeds. A diverged training counts as guessing.
-With larger $k$ a model also has more parameters in $Q$ and $K$. At $k = 512$ its loss is higher than at $k = 8$ with
-the factor, too."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.1",
-        "Noci et al. (2022), [Signal Propagation in Transformers](https://arxiv.org/abs/2206.03126)",
-        "Yang et al. (2022), [Tensor Programs V](https://arxiv.org/abs/2203.03466), which divides scores by k",
-    )
-    parts = ("attention/attend.py", "nn/attention.py", "config/mixer.py", "nn/init.py")
-    minutes = (11, 8, 23)
-    alt = (
-        "Variance of scores, entropy of softmax, gradient norm, final loss and its difference by head width, with and "
-        "without 1/sqrt(k)"
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depth, steps = {"quick": (64, 1, 150), "cpu": (64, 1, 200), "gpu": (128, 2, 600)}[size]
         model = {"width": width, "depth": depth, "heads": 2, "value_width": width // 2}

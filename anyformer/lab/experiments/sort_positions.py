@@ -21,38 +21,6 @@ FALLEN = 0.5  # nats per token
 
 
 class Claim(Experiment):
-    name = "sort_positions"
-    number = 23
-    claim = "On sorting, the training loss falls faster with learned positions than with sinusoidal ones."
-    idea = """Sinusoidal positions are fixed vectors in which each pair of features has the length 1: a model must learn
-to read them. Learned ones are parameters that begin small and random: training can move them to where the task needs
-them, and at first they hardly disturb the token embeddings. So the scale of these matters: both schemes are tried
-with embeddings as they are and multiplied by $\\sqrt d$, and with each learning rate. Sorting does not need the
-positions of its input, but its output does: the $n$-th token must know how many came before. The model is a decoder
-that reads input and answer as one sequence, or an encoder–decoder with the same scheme on both sides. How fast a loss
-falls is measured by its mean over all training steps, the area under the curve."""
-    prediction = """In both shapes the training loss, averaged over all steps, is lower with learned positions than with
-sinusoidal ones (p < 0.05), each with the better of its scales and learning rates. If it is higher in one shape
-(p < 0.05), the claim fails."""
-    unit = "nats per token"
-    columns = """Token embeddings: multiplied by √d or as they are; mean loss: over all steps; steps until the training
-loss is 0.5 nats (or how many seeds reached that); rows right: share of unseen rows sorted without a mistake."""
-    measured = "Training loss averaged over all steps; steps until it is 0.5 nats; rows sorted right at the end."
-    limits = """One task, small models, one initialisation (Xavier, in which learned positions begin small), few
-learning rates. The scale and rate of each scheme are chosen on the seeds that are compared. A mean over all steps says
-nothing about where training ends."""
-    sources = (
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.5",
-        "Gehring et al. (2017), [Convolutional Sequence to Sequence Learning](https://arxiv.org/abs/1705.03122)",
-    )
-    parts = ("config/position.py", "attention/position_module.py", "nn/inputs.py")
-    minutes = (2, 4, 16)
-    alt = "Training loss by step on sorting with learned and sinusoidal positions, for a decoder and an encoder–decoder"
-    spread = (
-        "Bands (above): one standard deviation over seeds. Below, a dot is one seed, and the error bar one "
-        "standard deviation."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, tokens, steps, rates = {
             "quick": (32, 1, 7, 320, 240, (6e-3,)),

@@ -51,48 +51,6 @@ REAL = 0.01  # and in English text
 
 
 class Claim(Experiment):
-    name = "tagging"
-    number = 24
-    claim = "A fully connected window tags by neighbouring words as well as self-attention, and cannot by distant ones."
-    idea = """A tagger with a window reads the vectors of $K$ neighbouring words through one fully connected layer,
-$y_t = \\sum_{j<K} W_j x_{t+j-2}$ (Collobert et al. 2011). That is a convolution: the same layer at each word. It has
-one matrix for each distance, and words beyond the window do not exist for it; two layers of $K = 5$ reach four words to
-each side. Self-attention reads all words, and must learn from data at which distance to look. The words of made-up
-sentences, 200 different ones, belong to 5 classes. Half of the words have a tag that depends on their class and that
-of the word before. For the other half it depends on the class and on a marker, one word of four at a random place of
-the sentence. So the *near* and the *distant* part of tagging are measured apart. The
-size `gpu` also tags parts of speech in English Web Treebank, on words alone (recipe `ewt-pos` without spelling)."""
-    prediction = """Words that depend on their neighbours: the window tags as many right as self-attention, or fewer by
-no more than 0.02. Words whose marker is more than four words away: self-attention tags more right than the window (by
-more than 0.05); differences have p < 0.05. On English Web Treebank, where measured, the window is behind by no more
-than 0.01. If self-attention tags fewer than 0.9 of the distant words in a seed, or both models fewer of the near ones,
-the claim is undecided."""
-    explanation = """Words that depend on their neighbours are those whose tag depends on the word before. \"As well\"
-means fewer by at most 0.02 of the words, \"cannot\" fewer by more than 0.05."""
-    columns = "Share of words tagged right: that depend on the word before, or on a marker within or beyond 4 words."
-    measured = (
-        "Words of unseen sentences tagged right: those that depend on the word before, and those that depend on a "
-        "marker, by its distance; on English Web Treebank the accuracy on all words of the validation part."
-    )
-    limits = """A made-up language in which tags depend on one other word; one learning rate; two layers. A deeper or
-dilated window reaches farther. English Web Treebank belongs to the size `gpu` only, without spelling and without
-pretrained vectors, far from the best taggers."""
-    sources = (
-        "Collobert et al. (2011), [Natural Language Processing (Almost) from Scratch](https://arxiv.org/abs/1103.0398)",
-        "Silveira et al. (2014), [A Gold Standard Dependency Corpus for English](https://aclanthology.org/L14-1067/)",
-    )
-    parts = ("nn/convolution.py", "nn/attention.py", "tasks/tag.py")
-    minutes = (2, 4, 3)
-    changed = (
-        "In a single training with another seed neither model learnt near tags that depend on both neighbours: they "
-        "depend on the word before instead."
-    )
-    alt = "Fraction of words tagged right by a window and by self-attention: near words, and by distance of the marker"
-    spread = (
-        "Left, a dot is one seed, the bar their mean, and the error bar one standard deviation. Bands (right): "
-        "one standard deviation over seeds."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, length, steps = {
             "quick": (32, 16, 400),

@@ -38,48 +38,6 @@ LEARNT = 0.5  # of unseen rows sorted without a mistake
 
 
 class Claim(Experiment):
-    name = "variants"
-    number = 13
-    claim = "With one projection, ReLU for softmax, random attention or no output projection a model still sorts."
-    idea = """Attention is $\\mathrm{softmax}(QK^\\top/\\sqrt k)\\,V$ in several heads, mixed by $W_O$. How much of it
-is needed? *Query only*: one projection serves as $Q$, $K$ and $V$. *ReLU*: $\\mathrm{relu}(QK^\\top/\\sqrt k)/n$ over
-$n$ visible keys. *Random scores*: the projections to $Q$ and $K$ stay at their random initialisation, the rest is
-trained. *Random fixed*: the weights do not depend on the tokens at all; each head has one fixed random score per
-distance. *No output*: the heads are concatenated, without $W_O$. *Slices projected*: head $i$ projects the $i$-th slice
-of the embedding, not all of it; *slices*: it uses that slice unprojected. Without a mixer a token has no access to the
-others: the lower bound."""
-    prediction = "Each of the five sorts at least half of the unseen rows without a mistake, in every seed."
-    explanation = """The five are *query only* (one projection), *relu* (ReLU for softmax), *random scores* and *random
-fixed* (random attention) and *no output* (no output projection). \"Still sorts\" means half of the unseen rows or more,
-in every seed; it does not mean as well as full attention. The other variants are shown, not judged."""
-    unit = "nats per token"
-    columns = """Rows sorted: share of unseen rows sorted without a mistake. Loss: on validation rows. p: of the loss
-against full attention (Welch, not corrected, not part of the rule). Parameters: all that are stored, also those that
-are not trained: the projections and scores of the two random variants, the zeros outside the slices of *slices
-projected* (three quarters of its weights to $Q$, $K$ and $V$), and the identity matrix of *slices*. They are no measure
-of what these four need."""
-    measured = "Unseen rows sorted without a mistake (greedy), and validation loss, for nine variants of attention."
-    limits = """One task that needs little of attention, small models, one learning rate for all variants. That a
-variant sorts does not say that it would do for language. The scores of *random fixed* are one draw, the same in every
-seed: its ± does not include their variation."""
-    sources = (
-        "Tay et al. (2020), [Synthesizer](https://arxiv.org/abs/2005.00743), on random attention",
-        "Kitaev et al. (2020), [Reformer](https://arxiv.org/abs/2001.04451), on shared queries and keys",
-        "Wortsman et al. (2023), [Replacing Softmax with ReLU in Vision "
-        "Transformers](https://arxiv.org/abs/2309.08586)",
-    )
-    parts = ("nn/attention.py", "attention/attend.py", "config/mixer.py")
-    minutes = (8, 30, 4)
-    alt = "Rows sorted and validation loss of nine variants of attention, and their training loss by step"
-    spread = (
-        "Top left, a dot is one seed, the bar their mean, and the error bar one standard deviation. Top "
-        "right, a dot is one seed. Bands (below): one standard deviation over seeds."
-    )
-    changed = (
-        "The number of training steps was chosen after a first run (one seed), in which *query only* sorted 45 % of "
-        "the rows, had been seen."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depth, steps, longest, tokens = {
             "quick": (32, 2, 900, 8, 448),

@@ -21,54 +21,6 @@ MUCH = 0.3  # nats per token
 
 
 class Claim(Experiment):
-    name = "warmup"
-    number = 7
-    claim = "At rates at which deep pre-norm models learn from the first step, post-norm models need a warm-up."
-    idea = """The Transformer of 2017 normalises after each residual sum, $x \\leftarrow N(x + F(x))$; current models
-normalise the input of a sublayer, $x \\leftarrow x + F(N(x))$. With pre-norm the gradient has a path around all
-sublayers, and in theory is about equally large in every layer at initialisation. With post-norm it passes through all
-the norms, each of which shrinks it: it grows towards the last layers. Adam's first steps, as large as all others,
-damage the last layers before the first have begun to learn (Xiong et al. 2020). A warm-up raises the rate from 0 over
-some steps: $\\eta_t = \\eta \\min(1, t/w)$. The claim is often made without naming the rate; at a small enough rate
-post-norm may learn without a warm-up, too (on a CPU it does at 0.001, on a GPU at neither rate that was tried)."""
-    prediction = """At one of the rates at which pre-norm loses less than 0.3 nats without a warm-up, post-norm without
-one ends more than 0.3 nats above post-norm with one (p < 0.05, corrected for the number of rates). It fails if there
-is no such rate for pre-norm, or if post-norm loses less than 0.1 nats at each of them. At initialisation the gradient
-grows towards the last layers with post-norm."""
-    explanation = """What a model \"loses\" is the difference of its last training loss without and with a warm-up. The
-rows \"part of a condition\" compare both at each rate; one of them suffices, so a \"no\" at another rate refutes
-nothing."""
-    unit = "nats per token"
-    columns = """Last training loss (mean of the last tenth) without and with a warm-up; p of their difference (Welch,
-not corrected); diverged: trainings whose loss became infinite or NaN."""
-    measured = (
-        "The last training loss with and without a warm-up, and the gradient norm of each layer at initialisation."
-    )
-    limits = """Sorting digits, a constant rate after the warm-up, few steps, few rates. At the smaller rate on a CPU
-(0.001), with 12 layers, post-norm learns without a warm-up, too. With 18 layers on a GPU it learns at neither rate
-without one. With a warm-up of 166 steps it ends between 0.53 and 1.63 at 0.0003. At 0.001 it hardly learns with one
-(1.59 to 2.41, three of five seeds at about 2.4), so the comparison at that rate shows nothing. Longer warm-ups were not
-tried. Pre-norm's first gradient is not equal in all layers here: from the first layer to the last it falls by a factor
-of 2.0 on a CPU and 2.9 on a GPU. On a GPU post-norm's grows by a factor of 1.7 only, and is larger than pre-norm's in
-every layer. The gradient norms alone do not explain the difference."""
-    sources = (
-        "Xiong et al. (2020), [On Layer Normalization in the Transformer "
-        "Architecture](https://arxiv.org/abs/2002.04745)",
-        "Liu et al. (2020), [Understanding the Difficulty of Training Transformers](https://arxiv.org/abs/2004.08249)",
-        "Vaswani et al. (2017), [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 5.3",
-    )
-    parts = ("nn/block.py", "recipe/schedule.py")
-    minutes = (6, 8, 84)
-    alt = (
-        "Training loss of pre-norm and post-norm with and without warm-up at each learning rate, and gradient norm by "
-        "layer"
-    )
-    changed = (
-        "The claim was first judged at the highest learning rate, at which a deeper model needed a warm-up with "
-        "pre-norm, too (18 layers, on a GPU, at a rate of 0.003, which is no longer among those tried); it now names "
-        "the rates."
-    )
-
     def cells(self, size: Size) -> list[Cell]:
         width, depth, longest, tokens, steps, rates = {
             "quick": (32, 12, 5, 320, 200, (5e-4, 1e-3, 4e-3, 1.6e-2)),

@@ -20,44 +20,6 @@ MIN_MOVE = 2.0  # factors of 2 by which it must fall without it
 
 
 class Claim(Experiment):
-    name = "width"
-    number = 20
-    claim = "With width transfer (muP) the best learning rate is the same for all widths; without it, it falls."
-    idea = """In a layer $y = W x$ with $n$ inputs a step of Adam changes each weight by the learning rate $\\eta$, all
-in the direction of $x$: $y$ changes by about $\\eta n$. A wider model therefore takes larger steps in what it computes,
-and its best rate is smaller. The *maximal update parametrisation* (muP) gives hidden matrices the rate $\\eta / n$ and
-initial values of variance $1/n$, divides logits by $n$, and divides scores by the key width instead of by its root. All
-of this is relative to a base width, here the narrowest: at the base width a model with muP is the model without it.
-Then activations and their changes have the same size at every width, and a rate that is tuned on a narrow model serves
-a wide one."""
-    prediction = """With muP the best rate at every width is within a factor of 2 of that of the narrowest model;
-without it the best rate of the widest is at most a quarter of that of the narrowest. Rates differ by factors of 2, and
-the best one has the lowest validation loss, as a mean over the seeds. If the best rate of the narrowest model is at an
-end of the range that was tried, nothing is decided."""
-    explanation = """\"The same\" and \"falls\" are meant to a factor of 2, since rates are tried in steps of 2: within
-a factor of 2 is the same, a quarter or less has fallen. At the narrowest width, the base width, both are the same
-model: it is trained once and counts for both."""
-    unit = "nats per token (a character of Tiny Shakespeare)"
-    columns = "The rate with the lowest mean loss over seeds, and that loss ± over seeds; without and with muP."
-    measured = "Validation loss at the end of training, for learning rates that differ by factors of 2."
-    limits = """One text, one depth, short trainings with AdamW. The best rate is the one with the lowest mean loss over
-the seeds; it is known to a factor of 2 at most, and the next rate is often nearly as good (see the note). Weight decay
-and batch size are not scaled."""
-    sources = (
-        "Yang et al. (2022), [Tensor Programs V](https://arxiv.org/abs/2203.03466)",
-        "Kingma & Ba (2014), [Adam](https://arxiv.org/abs/1412.6980)",
-    )
-    parts = ("recipe/width_transfer.py", "training/width_transfer.py")
-    minutes = (3, 12, 90)
-    changed = (
-        "In a first quick run all weights began with a standard deviation of 0.02, and the largest of its rates, "
-        "0.0625, was the best one of the narrow models. Before all runs shown three things were changed: the initial "
-        "values depend on the number of inputs (Xavier), two larger rates are tried, and nothing is decided if the "
-        "best rate of the narrowest model is at an end of the range."
-    )
-    alt = "Validation loss by learning rate for each width, without and with muP, and the best rate by width"
-    spread = "Bands (above): one standard deviation over seeds. Below, the rate with the lowest mean loss."
-
     def cells(self, size: Size) -> list[Cell]:
         widths, depth, rows, length, steps, powers = {
             "quick": ((16, 64, 256), 1, 8, 32, 60, range(-10, -1)),
