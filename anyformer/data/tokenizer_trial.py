@@ -43,7 +43,7 @@ def replaced(part):
 def limit_probes():
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + 1 + probe_seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # at the second limit the system kills, and tells no reason
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))  # at the second it kills
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (min(trial_bytes, held + probe_bytes),) * 2)
