@@ -16,45 +16,45 @@ if TYPE_CHECKING:
     from anyformer.config.model import ModelConfig as ModelConfig
     from anyformer.config.part import register as register
     from anyformer.config.spec import ConfigError as ConfigError
-    from anyformer.decoding.generate import generate as generate
-    from anyformer.decoding.prefix_cache import Reuse as Reuse
     from anyformer.explore.show import show as show
-    from anyformer.inspection.count import count as count
-    from anyformer.inspection.memory import training_memory as training_memory
+    from anyformer.generation.engine.engine import Engine as Engine
+    from anyformer.generation.generate import generate as generate
+    from anyformer.generation.prefix_cache import Reuse as Reuse
     from anyformer.interop.hf_folder import from_hf as from_hf, to_hf as to_hf
+    from anyformer.nn.inspection.count import count as count
+    from anyformer.nn.inspection.memory import training_memory as training_memory
     from anyformer.nn.model import Transformer as Transformer
-    from anyformer.run import Run as Run, load as load
-    from anyformer.run_inspection import attention_maps as attention_maps
-    from anyformer.serve.engine import Engine as Engine
+    from anyformer.nn.transforms.quantise import quantise as quantise
+    from anyformer.runs.run import Run as Run, load as load
+    from anyformer.runs.run_inspection import attention_maps as attention_maps
     from anyformer.training.train import evaluate as evaluate, train as train
-    from anyformer.transforms.quantise import quantise as quantise
 
 __version__ = "0.1.0"
 
 # name -> the module that holds it; a module holds itself
 _HOMES = {
     "ConfigError": "anyformer.config.spec",
-    "Engine": "anyformer.serve.engine",
+    "Engine": "anyformer.generation.engine.engine",
     "ModelConfig": "anyformer.config.model",
-    "Reuse": "anyformer.decoding.prefix_cache",
-    "Run": "anyformer.run",
+    "Reuse": "anyformer.generation.prefix_cache",
+    "Run": "anyformer.runs.run",
     "Transformer": "anyformer.nn.model",
-    "attention_maps": "anyformer.run_inspection",
+    "attention_maps": "anyformer.runs.run_inspection",
     "config": "anyformer.config",
-    "count": "anyformer.inspection.count",
+    "count": "anyformer.nn.inspection.count",
     "evaluate": "anyformer.training.train",
     "from_hf": "anyformer.interop.hf_folder",
-    "generate": "anyformer.decoding.generate",
-    "load": "anyformer.run",
+    "generate": "anyformer.generation.generate",
+    "load": "anyformer.runs.run",
     "presets": "anyformer.presets",
-    "quantise": "anyformer.transforms.quantise",
+    "quantise": "anyformer.nn.transforms.quantise",
     "recipe": "anyformer.recipe",
     "register": "anyformer.config.part",
     "show": "anyformer.explore.show",
     "testing": "anyformer.testing",
     "to_hf": "anyformer.interop.hf_folder",
     "train": "anyformer.training.train",
-    "training_memory": "anyformer.inspection.memory",
+    "training_memory": "anyformer.nn.inspection.memory",
 }
 
 __all__ = [

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from anyformer.conventions import IGNORE
+from anyformer.data.datasets.storage import find
 from anyformer.data.loader import ExampleLoader
-from anyformer.datasets.storage import find
+from anyformer.kernels.conventions import IGNORE
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.ragged import pairs
 from benchmarks.sheet import DEVICE

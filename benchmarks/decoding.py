@@ -13,12 +13,12 @@ from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import ModelConfig
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.generate import generate
-from anyformer.inspection.count import count
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.generate import generate
 from anyformer.kernels.cross_entropy import token_loss
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
-from anyformer.transforms.quantise import quantise
+from anyformer.nn.transforms.quantise import quantise
 from benchmarks import peer_files
 from benchmarks.ctranslate import ctranslate
 from benchmarks.sheet import DEVICE, Way, same

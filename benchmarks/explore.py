@@ -22,7 +22,7 @@ from anyformer.data.tokenizer import train_tokenizer
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Bytes, Classify, LanguageModel, Seq2Seq
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 
 def opened(name: str, vocab: int) -> Workspace:

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import ModelConfig
-from anyformer.inspection.count import count
-from anyformer.inspection.memory import training_memory
 from anyformer.nn.heads import LossTarget
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.memory import training_memory
 from anyformer.nn.model import Transformer
 from anyformer.training.objective import Objective
 from benchmarks.sheet import DEVICE, RESULTS, Sheet, finish, token_task

@@ -14,7 +14,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.job import Job
 from anyformer.training.loop import read_batches
 from anyformer.training.pending_scalars import PendingScalars

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, io
-from anyformer.conventions import IGNORE
-from anyformer.inspection.memory import Precision, training_memory
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.heads import LossTarget
+from anyformer.nn.inspection.memory import Precision, training_memory
 from anyformer.nn.model import Transformer
 from anyformer.training.objective import Objective, labelled_positions
 from benchmarks.sheet import DEVICE, token_task

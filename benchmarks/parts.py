@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anyformer.lab.grid import load_grid
 from anyformer.recipe import Crops
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from benchmarks.sheet import DEVICE, clock
 from benchmarks.side_by_side import join, side_by_side
 from benchmarks.training import ours, tokens

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from anyformer import presets
-from anyformer.decoding.request import Request
-from anyformer.decoding.session import Session
-from anyformer.inspection.count import count
+from anyformer.generation.request import Request
+from anyformer.generation.session import Session
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels, save
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from anyformer import presets
 from anyformer.config import ModelConfig
-from anyformer.forecast.estimate import Engine, Forecast, forecast
-from anyformer.forecast.search import NoSplit, best_split
-from anyformer.forecast.split import Split
-from anyformer.forecast.workload import Workload
-from anyformer.gpu_table import GPUS
+from anyformer.kernels.gpu_table import GPUS
+from anyformer.training.forecast.estimate import Engine, Forecast, forecast
+from anyformer.training.forecast.search import NoSplit, best_split
+from anyformer.training.forecast.split import Split
+from anyformer.training.forecast.workload import Workload
 
 OTHER = Engine(gather_bytes=2, builds_whole=False)  # weights are gathered in bf16
 MPT = "https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking"

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.conventions import IGNORE
+from anyformer.kernels.conventions import IGNORE
 from anyformer.kernels.cross_entropy import token_loss
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from benchmarks.idle import Steps
 from benchmarks.sheet import DEVICE, Sheet, finish
 from benchmarks.side_by_side import alone

@@ -18,9 +18,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.config import LM
-from anyformer.decoding.generate import generate
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import OwnHead
+from anyformer.generation.generate import generate
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import OwnHead
 
 NEW_TOKENS, ROUNDS = 500, 5
 

@@ -36,9 +36,9 @@ import anyformer as af
 from anyformer import presets
 from anyformer.config import Embedder, ModelConfig
 from anyformer.data.tokenizer import train_tokenizer
+from anyformer.generation.engine.request import Generation, Limits, Token
 from anyformer.recipe import Bytes, Embed
-from anyformer.run import Run
-from anyformer.serve.request import Generation, Limits, Token
+from anyformer.runs.run import Run
 from anyformer.tasks.embed import Embedding
 from benchmarks import serving_peer
 
@@ -204,9 +204,9 @@ def _http(engine: af.Engine, path: str, bodies: list[str]) -> float:
     """Return the seconds in which 8 clients in another process get answers to all bodies over HTTP."""
     import uvicorn
 
-    from anyformer.serve.http.app import make_app
-    from anyformer.serve.http.server import bind
-    from anyformer.serve.http.service import Service
+    from anyformer.generation.http.app import make_app
+    from anyformer.generation.http.server import bind
+    from anyformer.generation.http.service import Service
 
     listening = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(Service(engine)), log_level="warning", ws="none"))

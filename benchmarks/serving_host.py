@@ -20,7 +20,7 @@ import torch
 
 import anyformer as af
 from anyformer import presets
-from anyformer.serve.request import Generation, Limits
+from anyformer.generation.engine.request import Generation, Limits
 from benchmarks.serving import draw
 
 Results = dict[str, float]

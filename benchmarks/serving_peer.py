@@ -20,7 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from anyformer.serve.request import Generation
+from anyformer.generation.engine.request import Generation
 
 LIMIT = 120  # seconds for the start of the process, a first pass and a timed one
 PAGE = 256

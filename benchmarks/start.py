@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from anyformer.datasets.storage import download_folder
+from anyformer.data.datasets.storage import download_folder
 
 STEPS = ("train.steps=5", "train.log_every=1", "train.snapshots=0", "data.valid=none", "train.best=loss")
 ROUNDS = 2  # processes that find stored code

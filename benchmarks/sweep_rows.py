@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anyformer.kernels import int4, matmul
 from anyformer.kernels.matmul import RowFusion, Shape
-from anyformer.transforms.rounding import pack_nibbles, round_off
+from anyformer.nn.transforms.rounding import pack_nibbles, round_off
 
 WIDTH, FF = 2048, 8192
 MATRICES = {"gate_up": (2 * FF, WIDTH), "down": (WIDTH, FF), "qkv": (3072, WIDTH), "out": (WIDTH, WIDTH)}

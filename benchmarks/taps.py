@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 
 from anyformer import presets
-from anyformer.inspection.attention_maps import attention_maps
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.attention_maps import attention_maps
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 

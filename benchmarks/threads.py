@@ -18,8 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the program sets it, b
 import torch
 from rich.console import Console
 
-from anyformer.hardware import usable_cores
-from anyformer.recipes import read_recipe
+from anyformer.kernels.hardware import usable_cores
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.checkpoint import START
 from anyformer.training.prepare import prepare
 from anyformer.training.step import TrainingStep, set_learning_rate

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from anyformer import presets
 from anyformer.config import MaskedLM, ModelConfig, io
-from anyformer.inspection.count import count
 from anyformer.interop import weight_conversion as weights, weight_files as files
 from anyformer.interop.families import FAMILIES
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.training.compiler import compile_options
 from anyformer.training.objective import Objective, labelled_positions

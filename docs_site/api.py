@@ -24,8 +24,8 @@ HOMES = {
     "anyformer.testing": "../extending.md",
 }
 RETURNED = {
-    "anyformer.inspection.count": ["Table"],
-    "anyformer.inspection.memory": ["Memory"],
+    "anyformer.nn.inspection.count": ["Table"],
+    "anyformer.nn.inspection.memory": ["Memory"],
 }
 INTRO = """`import anyformer as af` imports no torch; a name loads its module at first use. Shapes are written with
 b batch, t queries, s keys, d width, h heads, g key/value heads, k head width, f feed-forward width, v vocabulary."""

@@ -7,10 +7,10 @@ from importlib import resources
 from typing import Any
 
 from anyformer.config import Attention, ModelConfig, Tokens
-from anyformer.datasets.registry import registry
-from anyformer.inspection.count import count
+from anyformer.data.datasets.registry import registry
+from anyformer.nn.inspection.count import count
 from anyformer.presets import PRESETS
-from anyformer.recipes import names, read_recipe
+from anyformer.recipe.ready import names, read_recipe
 from docs_site.text import NOTE, plain, table
 
 PRESET_INTRO = """Well-known models at their published sizes: `af.presets.NAME()` in Python, `NAME` on the
@@ -71,7 +71,7 @@ def _toml(name: str) -> dict[str, Any]:
 
 
 def _text(name: str) -> str:
-    return (resources.files("anyformer.recipes") / f"{name}.toml").read_text(encoding="utf-8")
+    return (resources.files("anyformer.recipe.ready") / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _recipe_row(name: str) -> list[str]:

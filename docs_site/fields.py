@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from anyformer.config import ModelConfig, Spec
 from anyformer.config.schema import meanings, nested_specs, schema
-from anyformer.decoding.strategy import Lookup, Sampling, Strategy, options
+from anyformer.generation.strategy import Lookup, Sampling, Strategy, options
 from anyformer.lab.grid import Grid
 from anyformer.recipe import Recipe
 from docs_site.text import NOTE, docstring, plain, table

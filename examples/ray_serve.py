@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from anyformer.ray_cluster import ray_cluster
+from anyformer.generation.ray_cluster import ray_cluster
 
 
 def make_application(run: Path, replicas: int = 1, gpus: float = 0) -> Any:
@@ -22,8 +22,8 @@ def make_application(run: Path, replicas: int = 1, gpus: float = 0) -> Any:
 
     def build() -> Any:  # called in each replica
         import anyformer as af
-        from anyformer.serve.http.app import make_app
-        from anyformer.serve.http.service import Service
+        from anyformer.generation.http.app import make_app
+        from anyformer.generation.http.service import Service
 
         return make_app(Service(af.Engine(af.load(folder))))
 

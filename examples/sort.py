@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import anyformer as af
-from anyformer.inspection.plot import plot_map
+from anyformer.nn.inspection.plot import plot_map
 
 ROWS = ["3 1 4 1 5 9", "5", "3 1 2", "2 7 1 8 2 8 1", "9 8 7 6 5 4 3 2", "0 0 1 1 0 0 1 1 5", "1 6 1 8 0 3 3 9 8 8 7"]
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from anyformer.config import io
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.presets import llama
 from figures.style import BLUE, COLOURS, GREEN, ORANGE, RED, figure

@@ -31,9 +31,9 @@ from anyformer.config import (
     Xavier,
 )
 from anyformer.config.overrides import override
-from anyformer.inspection.count import Table, count
 from anyformer.nn.context import Context
 from anyformer.nn.init import initialise
+from anyformer.nn.inspection.count import Table, count
 from anyformer.nn.model import Transformer
 from figures.blocks import GREY, cells, frame
 from figures.style import BLACK, BLUE, GREEN, HEATMAP, ORANGE, RED, SKY, figure

@@ -8,8 +8,8 @@ from matplotlib.patches import Rectangle
 import anyformer as af
 from anyformer.config import ModelConfig
 from anyformer.config.overrides import override
-from anyformer.decoding.filters import MinP, TopK, TopP
-from anyformer.decoding.logit_processors import History, Temperature
+from anyformer.generation.filters import MinP, TopK, TopP
+from anyformer.generation.logit_processors import History, Temperature
 from figures.diagram import arrow, blank, box
 from figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, figure
 

@@ -22,10 +22,10 @@ from anyformer.config import (
     Tanh,
 )
 from anyformer.config.overrides import override
-from anyformer.inspection.count import count
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Context
 from anyformer.nn.feedforward import PlainFFN
+from anyformer.nn.inspection.count import count
 from figures.style import BLACK, BLUE, DIVERGING, GREEN, HEATMAP, ORANGE, RED, SKY, figure
 
 ACTIVATIONS: tuple[Activation, ...] = (

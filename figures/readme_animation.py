@@ -18,9 +18,9 @@ from PIL import Image
 from anyformer.explore.live_run import by_step
 from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
-from anyformer.inspection.plot import pyplot
-from anyformer.run import load
-from anyformer.run_inspection import attention_maps, read
+from anyformer.nn.inspection.plot import pyplot
+from anyformer.runs.run import load
+from anyformer.runs.run_inspection import attention_maps, read
 from figures.style import FOLDER, HEATMAP, STYLE
 
 TEXT = "7 3 9 1 4 1 8"

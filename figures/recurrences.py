@@ -15,7 +15,7 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 from figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, figure
 
 DELTA, ATTENTION = GatedDelta(heads=12), Attention(heads=12)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from anyformer.inspection.plot import pyplot
+from anyformer.nn.inspection.plot import pyplot
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 # Okabe and Ito (2008): distinguishable with every common kind of colour blindness.

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from anyformer import __version__, presets, recipes
+from anyformer import __version__, presets
 from anyformer.cli import app
 from anyformer.config import ModelConfig, io
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.inspection.count import count
-from anyformer.inspection.memory import training_memory
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.memory import training_memory
+from anyformer.recipe import ready as recipes
 
 
 def run(*arguments: str | Path) -> Result:

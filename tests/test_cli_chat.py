@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from anyformer.cli import app
 from anyformer.recipe import PrefixLM
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.tasks.chat import Conversation
 from tests.data.chat_cases import turns
 from tests.tasks.test_chat import recipe

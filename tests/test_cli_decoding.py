@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 import anyformer as af
 from anyformer.cli import app, decoding_options as options, progress
-from anyformer.decoding.beam_search import Hypotheses, run_beam_search
-from anyformer.decoding.request import Request
-from anyformer.decoding.strategy import Beam
+from anyformer.generation.beam_search import Hypotheses, run_beam_search
+from anyformer.generation.request import Request
+from anyformer.generation.strategy import Beam
 from anyformer.nn.model import Transformer
-from anyformer.run import Run, write_folder, write_model
+from anyformer.runs.run import Run, write_folder, write_model
 from anyformer.training.train import evaluate
 from tests.test_cli import done, refused, run as invoke
 from tests.test_generate import writer

@@ -10,11 +10,11 @@ from rich.cells import cell_len
 import anyformer as af
 from anyformer.config import Learned
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.inspection import plot
+from anyformer.nn.inspection import plot
+from anyformer.nn.transforms.substitute import explain_model
 from anyformer.recipe import Bytes, Classify, Embed, MaskedLanguageModel, Recipe, Regress, SpanCorruption
-from anyformer.run import Run
-from anyformer.run_inspection import MOST, read, token_names
-from anyformer.transforms.substitute import explain_model
+from anyformer.runs.run import Run
+from anyformer.runs.run_inspection import MOST, read, token_names
 from tests.test_cli import done, refused, run
 from tests.training import small
 
@@ -197,7 +197,7 @@ def test_logits_that_are_not_finite(pair: Path, monkeypatch: pytest.MonkeyPatch)
     loaded = af.load(pair)
     with torch.no_grad():
         loaded.model.head.table.fill_(torch.nan)
-    monkeypatch.setattr("anyformer.run.load", lambda folder: Run(loaded.model, loaded.task, loaded.spec, folder))
+    monkeypatch.setattr("anyformer.runs.run.load", lambda folder: Run(loaded.model, loaded.task, loaded.spec, folder))
     result = run("inspect", pair, "1")
     assert (result.exit_code, result.stderr) == (1, "the model's logits are not finite: it gives no answer\n")
 

@@ -10,7 +10,7 @@ import torch
 import anyformer as af
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Characters, LanguageModel
-from anyformer.run import Run, write_folder, write_model
+from anyformer.runs.run import Run, write_folder, write_model
 from tests.test_cli import done, refused, run
 
 TEXT = "the quick brown fox jumps over the lazy dog"

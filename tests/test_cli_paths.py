@@ -165,7 +165,7 @@ def exhaust(*_: Any, **__: Any) -> None:
 
 
 def test_out_of_memory_is_one_line_and_exit_code_1(made: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.run.Run.predict", exhaust)
+    monkeypatch.setattr("anyformer.runs.run.Run.predict", exhaust)
     found = run("predict", made["RUN"], made["TEXT"])
     assert found.exit_code == 1, found.output
     (line,) = found.stderr.splitlines()

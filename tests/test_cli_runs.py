@@ -12,7 +12,7 @@ import anyformer as af
 from anyformer.cli import app
 from anyformer.data.files import set_of
 from anyformer.data.paths import named
-from anyformer.recipes import names, read_recipe
+from anyformer.recipe.ready import names, read_recipe
 from tests.test_cli import done, refused, run
 
 SMALL = ["train.steps=4", "data.train.count=200", "data.valid.count=20", "data.test.count=20", "task.max_target=12"]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from anyformer.config import io
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from tests.pages import ROOT
 
 BASES = ("multi30k-en-de", "shakespeare", "sst2")

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from anyformer.atomic_folder import seal
 from anyformer.cli import app
 from anyformer.config import ConfigError
 from anyformer.recipe import Characters
-from anyformer.run import MANIFEST, checkpoints, load, newest
+from anyformer.runs.atomic_folder import seal
+from anyformer.runs.run import MANIFEST, checkpoints, load, newest
 from anyformer.training.train import evaluate, train
 from tests.test_cli import run as command
 from tests.training.small import pairs, quiet, run, stop_at

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 import anyformer as af
 from anyformer.cli import app
 from anyformer.config import ConfigError, io
-from anyformer.doctor import CORE, EXTRAS, Device, Facts, Machine, Report, choose, choose_attention, doctor
-from anyformer.hardware import busy_advice
-from anyformer.recipes import read_recipe
+from anyformer.kernels.hardware import busy_advice
+from anyformer.nn.transforms.substitute import TABLE
+from anyformer.recipe.ready import read_recipe
 from anyformer.training import machine
+from anyformer.training.doctor import CORE, EXTRAS, Device, Facts, Machine, Report, choose, choose_attention, doctor
 from anyformer.training.machine import Choice, choose_compile, choose_precision
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, read_rows
-from anyformer.transforms.substitute import TABLE
 
 CPU = Device("cpu", "Neoverse-N1", None, None, {"fp32": 60.0, "bf16": 0.2, "fp16": 0.3})
 GPU = Device("cuda:0", "NVIDIA H200", 139 * 2**30, "9.0", {"fp32": 50e3, "bf16": 700e3, "fp16": 700e3})

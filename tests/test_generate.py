@@ -14,9 +14,9 @@ from anyformer import recipe
 from anyformer.cli import app
 from anyformer.config import LM, Attention, Block, ConfigError, Learned, ModelConfig, Rotary, Special, Stack, Tokens
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.recipe import LanguageModel, Seq2Seq, Tokenizer
-from anyformer.run import Run, write_folder, write_model
+from anyformer.runs.run import Run, write_folder, write_model
 from anyformer.tasks.text_stream import IncrementalDecoder, StopStrings
 from tests.strategies import build
 from tests.test_cli import done, refused, run as invoke

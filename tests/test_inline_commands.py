@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.config import ConfigError
 from anyformer.lab.experiment import NAMES
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from tests.pages import FENCE, PAGES, ROOT, faults
 
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")

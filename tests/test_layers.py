@@ -13,9 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "anyformer"
 
 # The layers, lowest first: a unit, and the units directly below it. A unit may import these and everything below
-# them. A unit is a file or folder of `anyformer/`; the files of `config/` are units themselves.
+# them. A unit is a room (a folder of `anyformer/`) without the files and folders in it that have rows of their own; each
+# file of `config/` has one.
 UNDER: dict[str, tuple[str, ...]] = {
-    "conventions": (),
+    "kernels.conventions": (),
     "config.spec": (),
     "config.rotary_scaling": ("config.spec",),
     "config.media": ("config.cost", "config.spec"),
@@ -45,64 +46,68 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.io": ("config.model", "config.overrides", "config.schema", "config.outside"),
     "config": ("config.io",),  # its __init__.py, which only collects
     "presets": ("config",),
-    "datasets": ("config", "processes", "conventions"),
-    "recipe": ("presets", "datasets"),
-    "recipes": ("recipe", "atomic_folder"),
-    "gpu_table": (),
-    "hardware": ("gpu_table",),
-    "media_batch": ("config",),
-    "kernels": ("conventions",),  # tensors in, tensors out
+    "data.datasets": ("config", "runs.processes", "kernels.conventions"),
+    "recipe": ("presets", "data.datasets"),
+    "recipe.ready": ("recipe", "runs.atomic_folder"),
+    "kernels.gpu_table": (),
+    "kernels.hardware": ("kernels.gpu_table",),
+    "attention.media_batch": ("config",),
+    "kernels": ("kernels.conventions",),  # tensors in, tensors out
     "attention": ("kernels", "config"),
-    "cache": ("attention",),
-    "nn": ("cache", "media_batch"),  # knows nothing of text, tasks or training
-    "transforms": ("nn",),
-    "processes": ("config.spec",),
-    "data": ("recipe", "processes", "hardware", "conventions", "media_batch"),  # knows nothing of nn
-    "decoding": ("transforms",),  # speaks ids, never text
-    "inspection": ("transforms", "hardware", "recipe"),
-    "tasks": ("decoding", "data"),
-    "atomic_folder": ("config", "processes"),
-    "forecast": ("inspection", "recipe"),
-    "run": ("tasks", "atomic_folder", "inspection"),
-    "run_inspection": ("run",),
-    "parallel": ("nn", "data"),  # splits the modules of nn, and batches
-    "training": ("run", "recipes", "parallel"),
-    "testing": ("parallel", "inspection", "decoding"),  # laws of parts, for their authors and for our tests
-    "doctor": ("training",),  # prints what training chooses
-    "environments": ("run",),
-    "serve": ("run",),
-    "interop": ("run",),
-    "evaluation": ("run",),
-    "new": ("training",),
-    "ray_cluster": ("hardware", "processes"),
-    "lab": ("ray_cluster", "training", "interop", "inspection"),
-    "comparison": ("lab",),
-    "explore": ("lab", "run_inspection"),
-    "batch": ("serve", "ray_cluster"),
-    "cli": ("testing", "explore", "comparison", "doctor", "new", "environments", "batch", "forecast", "evaluation"),
+    "attention.cache": ("attention",),
+    "nn": ("attention.cache", "attention.media_batch"),  # knows nothing of text, tasks or training
+    "nn.transforms": ("nn",),
+    "runs.processes": ("config.spec",),
+    # knows nothing of nn
+    "data": ("recipe", "runs.processes", "kernels.hardware", "kernels.conventions", "attention.media_batch"),
+    "generation": ("nn.transforms",),  # speaks ids, never text
+    "nn.inspection": ("nn.transforms", "kernels.hardware", "recipe"),
+    "tasks": ("generation", "data"),
+    "runs": (),  # its __init__.py
+    "runs.atomic_folder": ("config", "runs.processes"),
+    "training.forecast": ("nn.inspection", "recipe"),
+    "runs.run": ("tasks", "runs.atomic_folder", "nn.inspection"),
+    "runs.run_inspection": ("runs.run",),
+    "training.ranks": ("nn", "data"),  # splits the modules of nn, and batches
+    "training": ("runs.run", "recipe.ready", "training.ranks"),
+    "testing": ("training.ranks", "nn.inspection", "generation"),  # laws of parts, for their authors and for our tests
+    "training.doctor": ("training",),  # prints what training chooses
+    "tasks.environments": ("runs.run",),
+    "generation.engine": ("runs.run",),
+    "interop": ("runs.run",),
+    "lab.evaluation": ("runs.run",),
+    "training.new_recipe": ("training",),
+    "generation.ray_cluster": ("kernels.hardware", "runs.processes"),
+    "lab": ("generation.ray_cluster", "training", "interop", "nn.inspection"),
+    "lab.comparison": ("lab",),
+    "explore": ("lab", "runs.run_inspection"),
+    "generation.http": ("generation.engine",),
+    "generation.batch": ("generation.engine", "generation.ray_cluster"),
+    "cli": ("testing", "explore", "lab.comparison", "lab.evaluation", "training.forecast", "tasks.environments")
+    + ("training.doctor", "training.new_recipe", "generation.batch", "generation.http"),
     "__main__": ("cli",),
 }
 
 # A part imports its module where it is built: these files may import BUILT inside functions, for types.
-PARTS = ("config.", "recipe.", "decoding.filters.", "decoding.strategy.")
-BUILT = ("nn", "kernels", "data", "tasks", "training", "decoding")
+PARTS = ("config.", "recipe.", "generation.filters.", "generation.strategy.")
+BUILT = ("nn", "kernels", "data", "tasks", "training", "generation")
 
 # Importing these, and `anyformer` itself, imports no torch: `anyformer --help`, completion and configs answer at once.
 TORCHLESS = (
-    "decoding.strategy",
-    "conventions",
+    "generation.strategy",
+    "kernels.conventions",
     "config",
     "presets",
-    "datasets",
+    "data.datasets",
     "recipe",
-    "recipes",
+    "recipe.ready",
     "cli",
-    "inspection.count",
-    "inspection.memory",
-    "gpu_table",
-    "forecast",
+    "nn.inspection.count",
+    "nn.inspection.memory",
+    "kernels.gpu_table",
+    "training.forecast",
     "data.shard_writer",
-    "processes",
+    "runs.processes",
     "data.readers",
 )
 
@@ -123,17 +128,17 @@ LONG_SIGNATURES = (
     "cli.predict.predict_",
     "cli.serve.serve",
     "nn.model.Transformer.forward",
-    "inspection.memory.training_memory",
-    "decoding.generate.generate",
-    "decoding.beam_search.beam_search",
-    "decoding.contrastive.contrastive_search",
-    "decoding.speculative.speculate",
+    "nn.inspection.memory.training_memory",
+    "generation.generate.generate",
+    "generation.beam_search.beam_search",
+    "generation.contrastive.contrastive_search",
+    "generation.speculative.speculate",
 )
 # Still too long; this list only shrinks.
 TOO_LONG: tuple[str, ...] = ()
 
 # Parallelism is applied from outside these.
-SINGLE_PROCESS = ("kernels", "attention", "cache", "nn")
+SINGLE_PROCESS = ("kernels", "attention", "attention.cache", "nn")
 
 
 def module_of(path: Path) -> str:
@@ -146,7 +151,8 @@ SOURCES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 def unit_of(module: str) -> str:
     parts = module.split(".")[1:]
-    return ".".join(parts[:2] if parts[:1] == ["config"] else parts[:1])
+    own = ".".join(parts[:2])
+    return own if parts[:1] == ["config"] or own in UNDER else ".".join(parts[:1])
 
 
 def imports(tree: ast.AST, module: str) -> Iterator[tuple[str, int]]:
@@ -255,7 +261,8 @@ for name in sys.argv[1:]:
 
 def test_predicting_imports_nothing_of_training() -> None:
     """The imports of `anyformer predict` and `anyformer generate` add to their start-up time."""
-    parts = ["cli", "cli.progress", "run", "batch.predictor", "decoding.generate", "decoding.strategy"]
+    parts = ["cli", "cli.progress", "runs.run", "generation.batch.predictor", "generation.generate"]
+    parts += ["generation.strategy"]
     code = f"import sys; {'; '.join(f'import anyformer.{part}' for part in parts)}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

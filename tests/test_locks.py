@@ -15,9 +15,9 @@ from anyformer.data.chunks import Input
 from anyformer.data.shard_writer import prepare
 from anyformer.interop import import_model
 from anyformer.lab.grid import Grid, load_grid, run_grid
-from anyformer.processes import LOCK, locked, scratch
 from anyformer.recipe import Characters, Recipe
-from anyformer.run import load, write_folder
+from anyformer.runs.processes import LOCK, locked, scratch
+from anyformer.runs.run import load, write_folder
 from anyformer.training import train as training
 from tests.forking import forking
 from tests.training.small import pairs, quiet, text
@@ -100,7 +100,7 @@ def refused(work: Callable[[], object]) -> str:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.processes.PATIENCE", 0.1)
+    monkeypatch.setattr("anyformer.runs.processes.PATIENCE", 0.1)
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:

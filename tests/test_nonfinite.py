@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anyformer.recipe import Classify, MaskedLanguageModel, Recipe, Tag
-from anyformer.run import load, write_folder, write_model
+from anyformer.runs.run import load, write_folder, write_model
 from tests.test_cli import run as command
 from tests.training.small import corrupted, labelled, pairs, parities, run, tagging, text
 

@@ -118,7 +118,7 @@ def test_the_reader_finds_commands() -> None:
 def test_rows_that_pages_sort_are_as_long_as_those_of_training() -> None:
     """Every row of digits in the pages has a length that the recipe `sort` trains on."""
     from anyformer.recipe import SortDigits
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
 
     texts = [path.read_text(encoding="utf-8") for path in (*PAGES, ROOT / "examples" / "sort.py")]
     rows = {row for text in texts if "sort" in text for row in re.findall(r'"(\d(?: \d)*)"', text)}

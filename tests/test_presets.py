@@ -32,7 +32,7 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 from anyformer.presets import (
     PRESETS,
     bart,

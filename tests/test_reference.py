@@ -14,11 +14,11 @@ import anyformer as af
 from anyformer.cli import app
 from anyformer.config import ModelConfig
 from anyformer.config.schema import nested_specs
-from anyformer.decoding.strategy import options
+from anyformer.generation.strategy import options
 from anyformer.lab.grid import Grid
 from anyformer.presets import PRESETS
 from anyformer.recipe import Recipe
-from anyformer.recipes import names
+from anyformer.recipe.ready import names
 from docs_site import api
 from docs_site.__main__ import FOLDER, generate
 from docs_site.commands import walk

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.config import ConfigError
 from anyformer.recipe import Characters, Recipe, TableFile, TokenizerFile
-from anyformer.run import MANIFEST, load, seal, write_folder, write_model
+from anyformer.runs.run import MANIFEST, load, seal, write_folder, write_model
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.loop import Interrupted, fit
 from anyformer.training.train import finish

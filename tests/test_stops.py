@@ -16,8 +16,8 @@ from anyformer.cli.app import app, main
 from anyformer.config import io
 from anyformer.lab.cells import Cell, Local, measure_all
 from anyformer.lab.trial import trial
-from anyformer.recipes import read_recipe
-from anyformer.run import checkpoints, load
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.run import checkpoints, load
 from anyformer.training import loop, signals, train as training
 from anyformer.training.signals import Signals
 from tests.forking import forking, reopen

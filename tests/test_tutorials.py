@@ -11,7 +11,7 @@ from typer.main import get_command
 from anyformer import count
 from anyformer.cli import app
 from anyformer.config import io
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from tests.pages import ROOT, blocks, commands, words
 
 FOLDER = ROOT / "docs" / "tutorials"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.lowered import FewQueries
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import supports_dependent_launch
 from anyformer.kernels.strides import with_unit_stride

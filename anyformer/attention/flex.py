@@ -21,7 +21,7 @@ from anyformer.attention.lowered import Blocks, Dense, Index
 from anyformer.attention.scores import Scoring, soft_cap
 from anyformer.config import BigBird, Pattern, Position, Span
 from anyformer.config.pattern import LARGE, SMALL
-from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
+from anyformer.kernels.conventions import PADDING, PLAIN, SEEN, SEER
 
 NO_POSITION = 2**31 - 1  # above every position: the lowest one of a block without real tokens
 MAX_TUNED_WIDTH = 64  # heads up to this width use tile sizes that were timed on an H200

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Pattern
-from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
+from anyformer.kernels.conventions import PADDING, PLAIN, SEEN, SEER
 
 # keys: the same tokens; a cache that holds them too; another sequence; whole rows, of which the queries are a part
 Role = Literal["self", "cached", "cross", "part"]

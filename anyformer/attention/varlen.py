@@ -11,7 +11,7 @@ from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Documents
 from anyformer.attention.scores import repeat_heads
 from anyformer.config import Causal, Full, Pattern, Window
-from anyformer.conventions import PADDING
+from anyformer.kernels.conventions import PADDING
 
 if torch.backends.cuda.is_built():
     try:

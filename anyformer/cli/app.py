@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from anyformer import __version__
-from anyformer.conventions import Note
+from anyformer.kernels.conventions import Note
 
 # Errors caused by a path in the input, not by the machine.
 PATH_ERRORS = (
@@ -98,7 +98,7 @@ def _ended(code: int, line: str) -> typer.Exit:
     """Print what is wrong, and return the exit of the program."""
     print_once(line, err=True)
     if code == 2:
-        from anyformer.processes import record_failure
+        from anyformer.runs.processes import record_failure
 
         record_failure(line, exit_code=code)
     return typer.Exit(code)
@@ -137,7 +137,7 @@ def _take_imports(args: list[str]) -> tuple[list[str], list[str]]:
 def _exit_code(error: Exception) -> tuple[int | None, str]:
     """Return the exit code and the message of an error that a user can fix; None for any other."""
     from anyformer.config.spec import ConfigError, visible  # imported late: `anyformer --help` imports no pydantic
-    from anyformer.hardware import is_out_of_memory
+    from anyformer.kernels.hardware import is_out_of_memory
 
     if isinstance(error, ConfigError):
         return 2, str(error)

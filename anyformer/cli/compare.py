@@ -30,11 +30,11 @@ def compare(
 
     For example: anyformer compare runs/small runs/large --split valid --out compared.html
     """
-    from anyformer.atomic_folder import writing
-    from anyformer.comparison import page
-    from anyformer.comparison.compare import compare as compare_runs
     from anyformer.config.io import write_file
     from anyformer.config.spec import ConfigError, Fault
+    from anyformer.lab.comparison import page
+    from anyformer.lab.comparison.compare import compare as compare_runs
+    from anyformer.runs.atomic_folder import writing
 
     if out is not None and out.suffix.lower() not in (".html", ".png"):
         raise ConfigError([Fault("--out", f"= {out}: must end in .html or .png")])

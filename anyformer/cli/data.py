@@ -22,9 +22,9 @@ app.add_typer(data_app, name="data")
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets of the recipes: size, state on this machine, licence, recipes that use them."""
-    from anyformer import recipes
-    from anyformer.datasets.registry import registry
-    from anyformer.datasets.storage import state
+    from anyformer.data.datasets.registry import registry
+    from anyformer.data.datasets.storage import state
+    from anyformer.recipe import ready as recipes
 
     used = {name: recipes.read_recipe(name).data.sets for name in recipes.names()}
     for name, one in registry().items():
@@ -35,7 +35,7 @@ def data_list() -> None:
 
 
 def _sets(incomplete: str) -> list[str]:
-    from anyformer.datasets.registry import registry
+    from anyformer.data.datasets.registry import registry
 
     return [name for name in registry() if name.startswith(incomplete)]
 
@@ -53,9 +53,9 @@ def data_fetch(
     """Download data sets to ANYFORMER_DATA or to the cache folder. A stopped download is resumed."""
     from anyformer.cli.progress import counting_bytes
     from anyformer.config.spec import ConfigError, Fault, did_you_mean
-    from anyformer.datasets.download import DownloadFailed, fetch
-    from anyformer.datasets.registry import HOST, registry
-    from anyformer.datasets.storage import download_folder, state
+    from anyformer.data.datasets.download import DownloadFailed, fetch
+    from anyformer.data.datasets.registry import HOST, registry
+    from anyformer.data.datasets.storage import download_folder, state
 
     known = registry()
     if wrong := [name for name in names if name not in known]:
@@ -102,7 +102,7 @@ def data_prepare(
     from anyformer.cli.progress import counting_bytes
     from anyformer.data.chunks import Input
     from anyformer.data.shard_writer import WorkerLost, prepare
-    from anyformer.hardware import usable_cores
+    from anyformer.kernels.hardware import usable_cores
 
     paths, made = _found(files), _tokenizer(tokenizer)
     how = Input(document, column, encoding)

@@ -16,8 +16,8 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from anyformer.run import Run
-    from anyformer.transforms.rounding import Bits
+    from anyformer.nn.transforms.rounding import Bits
+    from anyformer.runs.run import Run
 
 SAMPLING, BEAM, PENALTIES = "Sampling", "Beam search", "Penalties and bans"
 LIMITS, MACHINE = "Constraints on answers", "Memory and speed"
@@ -81,7 +81,7 @@ def _parameters() -> list[inspect.Parameter]:
     """Return all options of decoding."""
     from anyformer.config.outside import find
     from anyformer.config.spec import alternatives
-    from anyformer.decoding.strategy import Sampling, options
+    from anyformer.generation.strategy import Sampling, options
 
     find()  # those of installed packages
     made = list(inspect.signature(_of_a_call).parameters.values())
@@ -155,7 +155,7 @@ def parse(how: dict[str, Any]) -> dict[str, Any]:
 
 def prepare(folder: Path, how: dict[str, Any]) -> tuple["Run", dict[str, Any]]:
     """Load the run as the options say, and return it with the options of `run.generate`."""
-    from anyformer.batch.predictor import open_run
+    from anyformer.generation.batch.predictor import open_run
 
     run, how = open_run(folder, parse(how))
     note_unfinished(run, folder)
@@ -175,7 +175,7 @@ def checked_bits(bits: int | None) -> "Bits | None":
 
 def note_unfinished(run: "Run", folder: Path) -> None:
     """Print a line about a run whose training has not finished."""
-    from anyformer.run import unfinished
+    from anyformer.runs.run import unfinished
 
     if note := unfinished(run, folder):
         typer.echo(f"{folder}: {note}", err=True)

@@ -10,7 +10,7 @@ import typer
 from anyformer.cli.app import Json, app
 
 if TYPE_CHECKING:
-    from anyformer.environments.rollout import Report
+    from anyformer.tasks.environments.rollout import Report
 
 env_app = typer.Typer(no_args_is_help=True, help="Record demonstrations of environments, and evaluate runs in them.")
 app.add_typer(env_app, name="env")
@@ -36,7 +36,7 @@ def env_record(
     """Record demonstrations to a .npz file of trajectories. The file is written at the end, or not at all."""
     from anyformer.cli.progress import counting
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.environments.record import record
+    from anyformer.tasks.environments.record import record
 
     if out.suffix.lower() != ".npz":
         raise ConfigError([Fault("out", f"= '{out}': must end with .npz")])
@@ -72,8 +72,8 @@ def env_rollout(
     Both have 95 % confidence intervals.
     """
     from anyformer.cli.progress import counting
-    from anyformer.environments.rollout import rollout, summarise
-    from anyformer.run import load
+    from anyformer.runs.run import load
+    from anyformer.tasks.environments.rollout import rollout, summarise
 
     loaded, reports = load(run), []
     for name in environments:
@@ -117,8 +117,8 @@ def env_film(
 ) -> None:
     """Let a run play one episode, and write it as an animated picture."""
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.environments.film import film
-    from anyformer.run import load
+    from anyformer.runs.run import load
+    from anyformer.tasks.environments.film import film
 
     if out.suffix.lower() != ".gif":
         raise ConfigError([Fault("out", f"= '{out}': must end with .gif")])

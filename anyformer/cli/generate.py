@@ -40,9 +40,9 @@ def generate_(
 ) -> None:
     """Generate from a prompt; streams when stdout is a terminal."""
     import_torch()
-    from anyformer.batch.predictor import texts_with_unknown
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.decoding.strategy import selectors
+    from anyformer.generation.batch.predictor import texts_with_unknown
+    from anyformer.generation.strategy import selectors
 
     if samples < 1:
         raise ConfigError([Fault("--samples", f"= {samples}: must be at least 1")])

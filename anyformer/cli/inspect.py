@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from anyformer.inspection.terminal_maps import Link
-    from anyformer.run import Run
-    from anyformer.run_inspection import Reading
+    from anyformer.nn.inspection.terminal_maps import Link
+    from anyformer.runs.run import Run
+    from anyformer.runs.run_inspection import Reading
 
 SHOWN = 48  # queries and keys of a map in the terminal
 LINKS = 10  # of the strongest links
@@ -49,8 +49,8 @@ def inspect_(
     from rich.console import Console
 
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.run import load, unfinished
-    from anyformer.run_inspection import read
+    from anyformer.runs.run import load, unfinished
+    from anyformer.runs.run_inspection import read
 
     if out is not None and out.suffix.lower() not in (".png", ".svg"):
         raise ConfigError([Fault("--out", f"= {out}: must end in .png or .svg")])
@@ -104,8 +104,8 @@ def _summarise(run: "Run") -> None:
 def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str], str]:
     """The attentions to look at, and the one whose map is shown."""
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.inspection.attention_maps import format_range
-    from anyformer.inspection.sublayers import attentions
+    from anyformer.nn.inspection.attention_maps import format_range
+    from anyformer.nn.inspection.sublayers import attentions
 
     by_kind: dict[str, dict[int, str]] = {}
     for name in attentions(run.model):
@@ -130,8 +130,8 @@ def _maps(run: "Run", reading: "Reading", names: list[str], head: int | None) ->
     import torch
 
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.inspection.sublayers import attention_at
-    from anyformer.inspection.taps import run_with_taps
+    from anyformer.nn.inspection.sublayers import attention_at
+    from anyformer.nn.inspection.taps import run_with_taps
 
     for name in names:
         heads = attention_at(run.model, name).heads
@@ -147,13 +147,13 @@ def _kernels(run: "Run", reading: "Reading") -> list[str]:
     """Return a line for each distinct attention kernel of a forward pass over the text, and each class of modules."""
     import torch
 
+    from anyformer.attention.cache.ring import Step
     from anyformer.attention.layout import make_layout
-    from anyformer.cache.ring import Step
-    from anyformer.inspection.sublayers import stacks_of
     from anyformer.kernels.runtime import Runtime
     from anyformer.nn.context import PassOptions
+    from anyformer.nn.inspection.sublayers import stacks_of
     from anyformer.nn.pooling import Funnel
-    from anyformer.transforms.substitute import explain_model
+    from anyformer.nn.transforms.substitute import explain_model
 
     weight = next(run.model.parameters())
     runtime, stacks = Runtime(weight.device.type, weight.dtype, training=False), stacks_of(run.model)
@@ -179,8 +179,8 @@ def _show(
     own: str,
     head: int | None,
 ) -> None:
-    from anyformer.inspection.head_patterns import head_statistics
-    from anyformer.inspection.terminal_maps import map_lines, strongest
+    from anyformer.nn.inspection.head_patterns import head_statistics
+    from anyformer.nn.inspection.terminal_maps import map_lines, strongest
 
     def say(line: object = "") -> None:
         console.print(line, markup=False, soft_wrap=True)
@@ -214,7 +214,7 @@ def _show(
 
 def _labels(run: "Run", reading: "Reading", name: str) -> tuple[list[str], list[str]]:
     """The tokens of the queries and of the keys of an attention; of pooled ones, what stands in each window."""
-    from anyformer.inspection.sublayers import stacks_of
+    from anyformer.nn.inspection.sublayers import stacks_of
 
     side, layer, sublayer = name.split(".")
     queries = reading.tokens["decoder" if side == "decoder" else "encoder"]
@@ -228,8 +228,8 @@ def _labels(run: "Run", reading: "Reading", name: str) -> tuple[list[str], list[
 
 def _draw(out: Path, run: "Run", reading: "Reading", maps: "Tensor", own: str, head: int | None) -> None:
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.inspection.plot import plot_map
-    from anyformer.run import writing
+    from anyformer.nn.inspection.plot import plot_map
+    from anyformer.runs.run import writing
 
     rows, columns = _labels(run, reading, own)
     try:

@@ -41,7 +41,7 @@ def presets() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from anyformer.inspection.count import count
+    from anyformer.nn.inspection.count import count
     from anyformer.presets import PRESETS
 
     table = Table("name", box=None, pad_edge=False)
@@ -74,8 +74,8 @@ def count_(
 ) -> None:
     """Count parameters, FLOPs, activation and cache memory, part by part, and the peak of a training step on a GPU."""
     from anyformer.cli.resolve import model_of, read
-    from anyformer.inspection.count import count
-    from anyformer.inspection.memory import ADAMW, training_memory
+    from anyformer.nn.inspection.count import count
+    from anyformer.nn.inspection.memory import ADAMW, training_memory
     from anyformer.recipe import Recipe
 
     given = read(model, changes)
@@ -89,7 +89,7 @@ def count_(
 @app.command("doctor")
 def doctor_(as_json: Json = False) -> None:
     """Report this machine, and the device, precision, kernels and compilation that anyformer chooses."""
-    from anyformer.doctor import doctor
+    from anyformer.training.doctor import doctor
 
     report = doctor()
     typer.echo(json.dumps(report.to_dict()) if as_json else report.render())
@@ -100,9 +100,9 @@ def config_schema(
     of: Annotated[Literal["model", "recipe"], typer.Argument(help="Of which kind of file.")] = "model",
 ) -> None:
     """Print the JSON schema of models or recipes, for completion and checks in editors."""
-    from anyformer import recipes
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
+    from anyformer.recipe import ready as recipes
 
     schema = io.schema(ModelConfig) if of == "model" else recipes.schema()
     typer.echo(json.dumps(schema, indent=2, ensure_ascii=False))

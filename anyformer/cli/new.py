@@ -12,7 +12,7 @@ from anyformer.cli.app import SingleOptions, app
 
 if TYPE_CHECKING:
     from anyformer.config import ModelConfig
-    from anyformer.new.draft import Draft
+    from anyformer.training.new_recipe.draft import Draft
     from anyformer.training.plan import Plan
 
 SETTING = re.compile(r"[a-z_]+(\.(\w+|\*))*=")  # the beginning of KEY=VALUE
@@ -20,7 +20,7 @@ Column = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a 
 
 
 def _tasks(incomplete: str) -> list[str]:
-    from anyformer.new.draft import TASKS
+    from anyformer.training.new_recipe.draft import TASKS
 
     return [name for name in TASKS if name.startswith(incomplete)]
 
@@ -87,8 +87,8 @@ def new_(
 
     from anyformer.config.overrides import assignment
     from anyformer.config.spec import ConfigError, Fault, close_file, visible
-    from anyformer.new.budget import cycles_within, measure, minutes_note, steps_within
-    from anyformer.new.draft import Request, draft, task_kind
+    from anyformer.training.new_recipe.budget import cycles_within, measure, minutes_note, steps_within
+    from anyformer.training.new_recipe.draft import Request, draft, task_kind
 
     given = [*(data or ()), *(more or ())]
     overrides = [text for text in given if SETTING.match(text) and not os.path.exists(text)]
@@ -150,7 +150,7 @@ def _run(first: str) -> "tuple[str, ModelConfig]":
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.interop import import_model
     from anyformer.interop.hub import folder_name, is_hub_name
-    from anyformer.recipes.from_run import config_of_run
+    from anyformer.recipe.ready.from_run import config_of_run
 
     if not is_hub_name(first) and not Path(first).is_dir():
         what = "is neither a run nor a folder of a public checkpoint; a public name begins with hf:"

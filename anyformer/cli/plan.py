@@ -9,7 +9,7 @@ import typer
 
 from anyformer.cli.app import Json, app
 from anyformer.cli.models import Changes, Named
-from anyformer.gpu_table import GBIT, GPUS
+from anyformer.kernels.gpu_table import GBIT, GPUS
 
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 MAX_GPUS = 2**20
@@ -48,9 +48,9 @@ def plan(
     """Forecast memory, time and price of a training run on GPUs, with the fastest split for each number of them."""
     from anyformer.cli.resolve import model_of, read
     from anyformer.config.spec import ConfigError, Fault, did_you_mean
-    from anyformer.forecast.report import Plan
-    from anyformer.forecast.workload import Sizes, model_workload, recipe_workload
     from anyformer.recipe import Recipe
+    from anyformer.training.forecast.report import Plan
+    from anyformer.training.forecast.workload import Sizes, model_workload, recipe_workload
 
     if gpu.lower() not in GPUS:
         raise ConfigError([Fault("--gpu", f"= '{gpu}': no such GPU in the table; {did_you_mean(gpu, GPUS)}")])

@@ -16,8 +16,8 @@ from anyformer.cli.runs import Folder
 from anyformer.cli.torch_import import import_torch
 
 if TYPE_CHECKING:
-    from anyformer.batch.predictor import Predictor
-    from anyformer.batch.stream import Notes
+    from anyformer.generation.batch.predictor import Predictor
+    from anyformer.generation.batch.stream import Notes
 
 
 @app.command("predict", cls=DecodingCommand)
@@ -80,7 +80,7 @@ def predict_(
     names = files or ["-"]
     _check_paths(names, out, engine, {"jobs": jobs, "address": address, "gpus": gpus})
     import_torch()
-    from anyformer.batch.predictor import Predictor
+    from anyformer.generation.batch.predictor import Predictor
 
     with as_options("line {}"):
         given = {**parse(how), "labels": label or None, "scores": scores or None, "n_best": n_best}
@@ -111,10 +111,10 @@ def predict_(
 
 def _predict_file(predictor: "Predictor", name: str, out: Path | None) -> "Notes":
     """Predict the lines of a file or of standard input, to a file or to standard output."""
-    from anyformer.batch.input_lines import LineReader
-    from anyformer.batch.partial_file import PartialFile
-    from anyformer.batch.stream import Notes, Sink, TextSink, predict_stream
     from anyformer.cli.progress import counting_lines
+    from anyformer.generation.batch.input_lines import LineReader
+    from anyformer.generation.batch.partial_file import PartialFile
+    from anyformer.generation.batch.stream import Notes, Sink, TextSink, predict_stream
 
     with ExitStack() as stack:
         file, size = stack.enter_context(_open(name))
@@ -137,14 +137,14 @@ def _predict_files(
     predictor: "Predictor", names: list[str], out: Path, ray: dict[str, Any] | None
 ) -> dict[str, "Notes"]:
     """Predict the lines of files to files of the same names in a folder; `ray` has the options of a cluster."""
-    from anyformer.batch.predictor import Predictor
-    from anyformer.batch.shards import LocalWorker, Workers, predict_files
     from anyformer.cli.progress import counting_lines
+    from anyformer.generation.batch.predictor import Predictor
+    from anyformer.generation.batch.shards import LocalWorker, Workers, predict_files
 
     identity = predictor.identity()
     workers: Workers = LocalWorker(predictor)
     if ray is not None:
-        from anyformer.batch.ray_workers import RayWorkers
+        from anyformer.generation.batch.ray_workers import RayWorkers
 
         identity["device"] = "cuda" if ray["gpus"] else "cpu"
         given = {"address": os.environ.get("RAY_ADDRESS") or None} | {k: v for k, v in ray.items() if v is not None}

@@ -10,14 +10,16 @@ def recipes_() -> None:
     """List the recipes that come with anyformer, with their data: data sets and whether these are here, and files."""
     from importlib import resources
 
+    from anyformer.data.datasets.registry import registry
+    from anyformer.data.datasets.storage import state
     from anyformer.data.files import set_of
     from anyformer.data.paths import named
-    from anyformer.datasets.registry import registry
-    from anyformer.datasets.storage import state
-    from anyformer.recipes import names, read_recipe
+    from anyformer.recipe.ready import names, read_recipe
 
     for name in names():
-        first = (resources.files("anyformer.recipes") / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
+        first = (
+            (resources.files("anyformer.recipe.ready") / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
+        )
         typer.echo(f"{name:<16} {first.removeprefix('# ')}")
         data = read_recipe(name).data
         sets = [f"{one} ({state(registry()[one])})" for one in data.sets]

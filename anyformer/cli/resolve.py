@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 def complete(incomplete: str) -> list[str]:
     """Return the presets and recipes with this prefix, for completion in the shell."""
-    from anyformer import recipes
     from anyformer.presets import PRESETS
+    from anyformer.recipe import ready as recipes
 
     return [name for name in (*PRESETS, *recipes.names()) if name.startswith(incomplete)]
 
 
 def read(name: str, changes: "Iterable[str] | None" = None) -> "ModelConfig | Recipe":
     """Return the model or the recipe of a name, with some changes."""
-    from anyformer import recipes
     from anyformer.config import io
     from anyformer.config.spec import ConfigError, Fault, close_file, close_to
     from anyformer.presets import PRESETS
-    from anyformer.recipes.from_run import config_of_run
+    from anyformer.recipe import ready as recipes
+    from anyformer.recipe.ready.from_run import config_of_run
 
     changes = list(changes or ())
     if preset := PRESETS.get(name):
@@ -50,7 +50,7 @@ def load(path: Path, changes: "Iterable[str]" = ()) -> "ModelConfig | Recipe":
     """Read a file of a model or a recipe: only a recipe has a base, a task, data, batches or training settings."""
     from anyformer.config import io
     from anyformer.config.model import ModelConfig
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
 
     if io.read_tables(path).keys() & {"base", "task", "data", "batches", "train"}:
         return read_recipe(str(path), changes)

@@ -14,16 +14,16 @@ from anyformer.cli.app import Json, app, json_line, print_once
 from anyformer.cli.torch_import import import_torch, start_loading
 
 if TYPE_CHECKING:
-    from anyformer.run import Run
+    from anyformer.nn.transforms.rounding import Bits
+    from anyformer.runs.run import Run
     from anyformer.tasks.base import Metrics
-    from anyformer.transforms.rounding import Bits
 
 AUTO = ("--resume", "auto")
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
 
 def _recipes(incomplete: str) -> list[str]:
-    from anyformer.recipes import names
+    from anyformer.recipe.ready import names
 
     return [name for name in names() if name.startswith(incomplete)]
 
@@ -97,7 +97,7 @@ def _train(recipe: str, changes: list[str], out: Path | None, *, resume: bool, a
 
 def _refuse_useless_restart() -> None:
     """Exit at once if torchrun restarted a training that cannot succeed, such as one with wrong input."""
-    from anyformer.processes import final_failure, record_failure, restart_count
+    from anyformer.runs.processes import final_failure, record_failure, restart_count
 
     if failure := final_failure():
         reason, code = failure
@@ -141,7 +141,7 @@ def _next_commands(run: "Run") -> str:
 
 def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool) -> None:
     from anyformer.config.spec import ConfigError, Fault
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
     from anyformer.training.plan import plan
 
     if out is not None or resume:
@@ -153,7 +153,7 @@ def _plan(recipe: str, changes: list[str] | None, out: Path | None, resume: bool
 @contextmanager
 def _errors_as_lines() -> Iterator[None]:
     """Print the errors of a training as one line each, and exit with their codes."""
-    from anyformer.processes import record_failure
+    from anyformer.runs.processes import record_failure
     from anyformer.training.loop import Diverged, Interrupted
     from anyformer.training.out_of_memory import OutOfMemory
     from anyformer.training.parallel import LostProcess
@@ -218,9 +218,9 @@ def _evaluate_files(folder: Path, files: list[Path], limit: int | None, bits: "B
     """Print the metrics of each task file."""
     from anyformer.cli.decoding_options import note_unfinished
     from anyformer.cli.progress import counting
-    from anyformer.evaluation import evaluate_file
-    from anyformer.evaluation.task_file import request_count
-    from anyformer.run import load
+    from anyformer.lab.evaluation import evaluate_file
+    from anyformer.lab.evaluation.task_file import request_count
+    from anyformer.runs.run import load
 
     counts = [request_count(file, limit) for file in files]  # so that a wrong file is an error before the first result
     run = load(folder)
@@ -363,7 +363,7 @@ def export_(
     from anyformer.interop.hf_folder import to_hf
     from anyformer.interop.onnx import export_onnx
     from anyformer.interop.peft import export_peft
-    from anyformer.run import load
+    from anyformer.runs.run import load
 
     if (out is None) == (to_path is None):
         raise ConfigError([Fault("--out", "give the folder or file to write once, as DIR|FILE or by --out")])

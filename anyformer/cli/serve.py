@@ -59,17 +59,17 @@ def serve(
     from anyformer.config.spec import ConfigError, Fault
 
     try:
-        from anyformer.serve.http.limits import HttpLimits
-        from anyformer.serve.http.server import bind, is_loopback, read_keys, serve as run_server
-        from anyformer.serve.http.service import Service
+        from anyformer.generation.http.limits import HttpLimits
+        from anyformer.generation.http.server import bind, is_loopback, read_keys, serve as run_server
+        from anyformer.generation.http.service import Service
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         what = f"needs the package {error.name}: pip install 'anyformer[serve]'"
         raise ConfigError([Fault("serve", what)]) from None
-    from anyformer.run import load
-    from anyformer.serve.engine import Engine
-    from anyformer.serve.request import Limits
+    from anyformer.generation.engine.engine import Engine
+    from anyformer.generation.engine.request import Limits
+    from anyformer.runs.run import load
 
     keys = [] if api_key_file is None else read_keys(api_key_file)
     if not is_loopback(host) and not keys and not allow_anyone:

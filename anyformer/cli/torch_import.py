@@ -14,7 +14,7 @@ EXTENSIONS = ("hashlib", "importlib.metadata", "pydantic.main")  # modules that 
 
 
 def import_torch() -> None:
-    """Import torch and `anyformer.run`; call it first in a verb that needs them.
+    """Import torch and `anyformer.runs.run`; call it first in a verb that needs them.
 
     A thread loads torch's library, of about 250 MB, while Python creates the classes of configs and recipes. Garbage is
     not collected meanwhile: imported objects stay until the end, and later collections pass over them.
@@ -25,7 +25,7 @@ def import_torch() -> None:
     try:
         start_loading()
         import anyformer.recipe
-        import anyformer.run  # noqa: F401
+        import anyformer.runs.run  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()

@@ -5,33 +5,33 @@ that is `None` by default follows from the others, as its comment says. Everythi
 Legend of sizes: b batch, t query length, s key length, d width, h heads, g key/value heads, k head width,
 f feed-forward width, e embedding width, v vocabulary.
 
-adapter       low-rank adapters
-attention     softmax attention and its variants
-block         blocks (sublayers, norms, order) and stacks of blocks
-cost          what a part costs, its linear layers, and what it stores in a cache
-disentangled  scores between content and distance
-families      families of parts, with the methods of each
-feedforward   activations; plain, gated and mixture-of-experts feed-forwards
-heads         output layers: logits of tokens or labels, vectors
-inputs        tokens, patches, sounds and features
-io            TOML and JSON, overrides, differences, the schema
-media         images, sounds and feature vectors between the tokens of a text
-mixer         alternatives to attention: recurrent, convolution and others
-model         ModelConfig, initialisation, special ids, and the rules between parts
-norm          layer norm, RMS norm, batch norm, dynamic tanh
-outside       parts of installed packages and of files
-overrides     change a spec by dotted paths, and list the differences of two specs
-part          the base of parts, and how your own are made known
-parse         plain data to a spec and back, with all faults of the data at once
-pattern       which keys a query may see
-position      position schemes, each with its mathematics
+adapter         low-rank adapters
+attention       softmax attention and its variants
+block           blocks (sublayers, norms, order) and stacks of blocks
+cost            what a part costs, its linear layers, and what it stores in a cache
+disentangled    scores between content and distance
+families        families of parts, with the methods of each
+feedforward     activations; plain, gated and mixture-of-experts feed-forwards
+heads           output layers: logits of tokens or labels, vectors
+inputs          tokens, patches, sounds and features
+io              TOML and JSON, overrides, differences, the schema
+media           images, sounds and feature vectors between the tokens of a text
+mixer           alternatives to attention: recurrent, convolution and others
+model           ModelConfig, initialisation, special ids, and the rules between parts
+norm            layer norm, RMS norm, batch norm, dynamic tanh
+outside         parts of installed packages and of files
+overrides       change a spec by dotted paths, and list the differences of two specs
+parse           plain data to a spec and back, with all faults of the data at once
+part            the base of parts, and how your own are made known
+pattern         which keys a query may see
+position        position schemes, each with its mathematics
 rotary_scaling  changes of rotary angles for longer texts
-schema        the JSON schema of a spec, for completion and checks in editors
-scheme        base of position schemes: the hooks that they override
-spec          the base of all specs, and errors with paths and suggestions
-stack_rules   rules of a stack as a whole: segment memory and pooling
-state_mixer   mixers with a matrix state: linear attention, the gated delta rule, Mamba-2
-visibility    the base of patterns
+schema          the JSON schema of a spec, for completion and checks in editors
+scheme          base of position schemes: the hooks that they override
+spec            the base of all specs, and errors with paths and suggestions
+stack_rules     rules of a stack as a whole: segment memory and pooling
+state_mixer     mixers with a matrix state: linear attention, the gated delta rule, Mamba-2
+visibility      the base of patterns
 """
 
 # Stars, so that a part which enters one of these files is public without a second edit.

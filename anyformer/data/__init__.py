@@ -9,6 +9,7 @@ class_folders            rows of folders, one for each class: texts, images or s
 conll                    sentences with one word per line and its tags in columns
 conversations            conversations in rows, and chat templates by name
 counter_rng              a counter-based random generator, for draws that depend on a number alone
+datasets                 data sets of the built-in recipes: registry, small sets, downloads
 delimited                CSV with any delimiter, and delimiters in messages
 dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
 files                    find, unpack and decode files

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.conventions import IGNORE, PADDING, next_power_of_two
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.data.batch_plan import Row
-from anyformer.media_batch import MediaBatch
+from anyformer.kernels.conventions import IGNORE, PADDING, next_power_of_two
 
 Ids = Sequence[int]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you_mean, visible
-from anyformer.datasets.registry import lookup, registry
-from anyformer.datasets.storage import find
-from anyformer.hardware import usable_memory
+from anyformer.data.datasets.registry import lookup, registry
+from anyformer.data.datasets.storage import find
+from anyformer.kernels.hardware import usable_memory
 from anyformer.recipe.source import FileSource, Root
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from anyformer.conventions import IGNORE, PADDING, next_power_of_two
 from anyformer.data.batch import Batch, Example, ExampleTable, collate, collate_rows, with_empty_rows
 from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded, round_lengths
 from anyformer.data.shards import Stream
+from anyformer.kernels.conventions import IGNORE, PADDING, next_power_of_two
 from anyformer.recipe import Crops, Ordered, Packed, Padded
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import (
     ConfigError,
     Fault,
@@ -28,7 +29,6 @@ from anyformer.config import (
     Pictures,
 )
 from anyformer.config.spec import visible
-from anyformer.conventions import PLAIN
 from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch
 from anyformer.data.media_files import (
@@ -43,7 +43,7 @@ from anyformer.data.media_files import (
     read_sound,
 )
 from anyformer.data.spectrogram import log_mel
-from anyformer.media_batch import MediaBatch
+from anyformer.kernels.conventions import PLAIN
 
 REFERENCE = re.compile(r"<(image|audio|features):([^<>\n]+)>")
 WAYS: Mapping[str, MediaKind] = {".wav": "audio"}  # kind of a bare path by its suffix; all others are images

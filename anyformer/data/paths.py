@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from anyformer.config.spec import ConfigError, Fault
+from anyformer.data.datasets.registry import lookup
+from anyformer.data.datasets.storage import find
 from anyformer.data.files import set_of
-from anyformer.datasets.registry import lookup
-from anyformer.datasets.storage import find
 from anyformer.recipe.data import Data, splits
 from anyformer.recipe.source import Source
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.vocabulary import one_thread
-from anyformer.media_batch import MediaBatch
-from anyformer.processes import end_with_parent
+from anyformer.runs.processes import end_with_parent
 
 MAX_PREFETCHED = 8  # batches that are prefetched
 ALIGNMENT = 64  # alignment of tensors in a slot, in bytes

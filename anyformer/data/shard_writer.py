@@ -29,8 +29,8 @@ from anyformer.data.chunks import Bad, Chunk, Input, documents, is_text, read_ch
 from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
 from anyformer.data.vocabulary import one_thread
-from anyformer.processes import end_with_parent, locked
 from anyformer.recipe import Tokenizer
+from anyformer.runs.processes import end_with_parent, locked
 
 PLAN, DONE = "plan.json", "done.jsonl"
 TOGETHER = 1_000_000  # characters that are encoded at once

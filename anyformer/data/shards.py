@@ -24,10 +24,10 @@ import numpy as np
 
 from anyformer.config.io import write_file
 from anyformer.config.spec import ConfigError, Fault, is_file_name, visible
-from anyformer.conventions import user_cache
 from anyformer.data.files import locate
 from anyformer.data.tokenizer import FILE, TextTokenizer
-from anyformer.hardware import usable_cores
+from anyformer.kernels.conventions import user_cache
+from anyformer.kernels.hardware import usable_cores
 from anyformer.recipe import Root, Shards
 
 INDEX = "index.json"

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.hardware import usable_memory
+from anyformer.kernels.hardware import usable_memory
 from anyformer.recipe import Split as Split, Synthetic
 
 SHARES = 16  # parts of the hash: the first is valid, the second test, the others train

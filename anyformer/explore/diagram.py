@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from anyformer.cache.kv_cache import Cache
-from anyformer.cache.states import StateCache
+from anyformer.attention.cache.kv_cache import Cache
+from anyformer.attention.cache.states import StateCache
 from anyformer.config import (
     Attention,
     Block,
@@ -28,8 +28,8 @@ from anyformer.config import (
 from anyformer.config.cost import Cost
 from anyformer.config.feedforward import FeedForward
 from anyformer.explore.trace import Trace
-from anyformer.inspection.cost_rules import adapter_cost, block_costs
-from anyformer.inspection.count import Table, count
+from anyformer.nn.inspection.cost_rules import adapter_cost, block_costs
+from anyformer.nn.inspection.count import Table, count
 
 CURVE_POINTS = 64
 

@@ -11,7 +11,7 @@ from anyformer.data.media_files import PICTURES, SOUNDS
 from anyformer.data.readers import read
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import SAMPLED, Data, MixturePart, Recipe, Source
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks.base import media_of
 
 # Texts for a run whose data are not on this machine: the first whose words its tokenizer knows, in the fewest tokens.

@@ -20,11 +20,11 @@ from anyformer.explore.outputs import Output, chosen, outputs, position
 from anyformer.explore.requests import FollowRequest
 from anyformer.explore.trace import Trace, last_side, trace_reading
 from anyformer.explore.vectors import rounded
-from anyformer.inspection.frozen import freeze_head, freeze_norm
-from anyformer.inspection.logit_terms import LogitTerms, split_logit
-from anyformer.inspection.residual_stream import layer_stream
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
+from anyformer.nn.inspection.frozen import freeze_head, freeze_norm
+from anyformer.nn.inspection.logit_terms import LogitTerms, split_logit
+from anyformer.nn.inspection.residual_stream import layer_stream
 
 TOP_NEURONS = 24
 

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 
 from anyformer.config import ConfigError, Fault
-from anyformer.conventions import SEEN
-from anyformer.decoding.generate import seeds_of
-from anyformer.decoding.logit_processors import build, process
-from anyformer.decoding.request import Request
-from anyformer.decoding.sampling import greedy, sample
-from anyformer.decoding.session import Session
-from anyformer.decoding.strategy import Sampling
 from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import WriteRequest
-from anyformer.inspection.cache_growth import used_bytes
+from anyformer.generation.generate import seeds_of
+from anyformer.generation.logit_processors import build, process
+from anyformer.generation.request import Request
+from anyformer.generation.sampling import greedy, sample
+from anyformer.generation.session import Session
+from anyformer.generation.strategy import Sampling
+from anyformer.kernels.conventions import SEEN
 from anyformer.nn.eval_mode import evaluating
-from anyformer.run import Run
+from anyformer.nn.inspection.cache_growth import used_bytes
+from anyformer.runs.run import Run
 from anyformer.tasks.base import read_media
 from anyformer.tasks.generation import GenerationRequest, Writer
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import ConfigError, Fault
-from anyformer.inspection.sublayers import attentions
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.inspection.sublayers import attentions
 from anyformer.nn.model import Transformer
 
 

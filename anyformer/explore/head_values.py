@@ -12,8 +12,8 @@ from anyformer.explore.pass_budget import passes_allowed
 from anyformer.explore.requests import EffectRequest, TextRequest
 from anyformer.explore.trace import Trace
 from anyformer.explore.views import finite, statistics_of
-from anyformer.inspection.ablation import head_scores
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.ablation import head_scores
 
 SCORES = ("previous", "next", "itself", "first", "induction", "vertical", "spread", "entropy", "distance")
 

@@ -21,11 +21,11 @@ from anyformer.explore.formulas import (
 )
 from anyformer.explore.path_place import Place
 from anyformer.explore.vectors import gap, kind_of, pixels, rounded
-from anyformer.inspection.logit_terms import gated_heads, output_matrix
-from anyformer.inspection.residual_stream import Step
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.context import Context, Tap
+from anyformer.nn.inspection.logit_terms import gated_heads, output_matrix
+from anyformer.nn.inspection.residual_stream import Step
 from anyformer.nn.norm import normed
 
 TOP_VALUES, TOP_NEURONS = 5, 12

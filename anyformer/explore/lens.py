@@ -10,7 +10,7 @@ from anyformer.config import ConfigError, Fault
 from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
 from anyformer.explore.requests import CellRequest, LensRequest
 from anyformer.explore.trace import Trace, last_side
-from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import normed
 
 PAGE = 64  # positions of one answer: logits of a long text are large

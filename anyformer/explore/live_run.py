@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.config import ConfigError
-from anyformer.run import MANIFEST, checkpoints, read_json, snapshots, verify
+from anyformer.runs.run import MANIFEST, checkpoints, read_json, snapshots, verify
 
 METRICS = "metrics.jsonl"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.explore.live_run import by_step
 from anyformer.explore.open_runs import BUNDLED
-from anyformer.run import RECIPE, SNAPSHOTS, Run, load, remove, write_folder, write_model
+from anyformer.runs.run import RECIPE, SNAPSHOTS, Run, load, remove, write_folder, write_model
 from anyformer.training.train import train
 
 CHANGES = ("model.width=32", "model.decoder.blocks.feedforward.width=64")

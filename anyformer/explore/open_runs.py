@@ -43,10 +43,10 @@ from anyformer.explore.salience import salience
 from anyformer.explore.step_runs import StepRuns, widened
 from anyformer.explore.surprise import surprise
 from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_tokens, trace_text
-from anyformer.inspection.sublayers import attentions
-from anyformer.processes import is_locked
-from anyformer.run import MANIFEST, Run, load
-from anyformer.run_inspection import unreadable
+from anyformer.nn.inspection.sublayers import attentions
+from anyformer.runs.processes import is_locked
+from anyformer.runs.run import MANIFEST, Run, load
+from anyformer.runs.run_inspection import unreadable
 from anyformer.tasks.base import media_of
 
 BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`

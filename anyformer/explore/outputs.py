@@ -10,7 +10,7 @@ from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault, LabelHead
 from anyformer.explore.trace import Trace, initial_position, last_side, output_kind, predicts_tokens
 from anyformer.nn.heads import TokenHead
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 TOP_OUTPUTS = 12
 

@@ -1,7 +1,7 @@
 """Number of forward passes that one request may take."""
 
 from anyformer.explore.trace import Trace, last_side
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 
 MAX_FLOPS = 4e12  # of one request: below a minute on a CPU
 MAX_PASSES = 4096

@@ -16,11 +16,11 @@ from anyformer.explore.outputs import has_probabilities, output_names, separate_
 from anyformer.explore.pass_budget import passes_allowed
 from anyformer.explore.requests import PatchRequest
 from anyformer.explore.trace import Trace, initial_position, last_side, reads_on
-from anyformer.inspection.patching import run_with_patches
-from anyformer.inspection.sublayers import stacks_of
-from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.eval_mode import evaluating
-from anyformer.run_inspection import Reading, read
+from anyformer.nn.inspection.patching import run_with_patches
+from anyformer.nn.inspection.sublayers import stacks_of
+from anyformer.nn.inspection.taps import run_with_taps
+from anyformer.runs.run_inspection import Reading, read
 
 MAX_OUTPUT_ELEMENTS = 2**26  # of one batch of patched passes
 

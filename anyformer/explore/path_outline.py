@@ -20,12 +20,12 @@ from torch import nn
 
 from anyformer.config import Side
 from anyformer.explore.trace import Trace, last_side, output_kind
-from anyformer.inspection.attention_maps import Kind
-from anyformer.inspection.frozen import FROZEN_HEADS
-from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock, Sublayer
 from anyformer.nn.heads import PooledHead
+from anyformer.nn.inspection.attention_maps import Kind
+from anyformer.nn.inspection.frozen import FROZEN_HEADS
+from anyformer.nn.inspection.sublayers import stacks_of
 
 ATTENTION = ("qkv", "scores", "mask", "softmax", "values", "out")  # of one head
 LAYER_STAGES = (*ATTENTION, "norm", "mix", "add", "ff", "ffadd")

@@ -9,9 +9,9 @@ from anyformer.config import Block, ConfigError, Fault, Side
 from anyformer.explore.attention_row import AttentionRow, attention_row
 from anyformer.explore.requests import StageRequest
 from anyformer.explore.trace import Trace
-from anyformer.inspection.residual_stream import LayerStream, Step, layer_stream
-from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.block import ParallelBlock, SequentialBlock
+from anyformer.nn.inspection.residual_stream import LayerStream, Step, layer_stream
+from anyformer.nn.inspection.sublayers import stacks_of
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from anyformer.explore.requests import StageRequest
 from anyformer.explore.trace import Trace, last_side
 from anyformer.explore.vectors import gap, kind_of, rounded
 from anyformer.explore.views import logits_by_layer
-from anyformer.inspection.residual_stream import layer_input
-from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
+from anyformer.nn.inspection.residual_stream import layer_input
+from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import normed
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from anyformer.config.spec import Count, Number, Size, Spec
-from anyformer.inspection.attention_maps import Kind
+from anyformer.nn.inspection.attention_maps import Kind
 
 MAX_FRAMES = 200  # of a GIF
 
@@ -130,7 +130,7 @@ class FollowRequest(TextRequest):
 
 
 class WriteRequest(TextRequest):
-    """A request for generation, with the options of `decoding/logit_processors.py`."""
+    """A request for generation, with the options of `generation/logit_processors.py`."""
 
     temperature: Number = 0.0
     top_k: StrictInt | None = None

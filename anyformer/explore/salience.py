@@ -7,9 +7,9 @@ from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import chosen, outputs, position
 from anyformer.explore.requests import SalienceRequest
 from anyformer.explore.trace import Trace
-from anyformer.inspection.attribution import attribute, integrated_gradients
-from anyformer.inspection.scalar_outputs import logit
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.attribution import attribute, integrated_gradients
+from anyformer.nn.inspection.scalar_outputs import logit
 
 STEPS = 32  # of integrated gradients
 

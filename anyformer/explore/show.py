@@ -14,7 +14,7 @@ from anyformer.explore.page_bundle import key, standalone
 from anyformer.explore.pass_budget import allows_many_passes
 from anyformer.explore.path_outline import ATTENTION, LAYER_STAGES
 from anyformer.explore.requests import TextRequest
-from anyformer.run import Run, writing
+from anyformer.runs.run import Run, writing
 
 MAX_CHARACTERS = 8 * 2**20  # of all answers in a document; those of single tokens and maps come last
 WRITING = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": 1, "max_new_tokens": 40}  # the page's defaults

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 MAX_STEP_BYTES = 512 * 2**20  # of the weights of all runs at steps; one is always kept
 MAX_WIDENED_BYTES = 64 * 2**20  # of weights in half precision that are computed with in fp32

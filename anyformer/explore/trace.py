@@ -8,9 +8,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Relation, densify
-from anyformer.cache.ring import Step
 from anyformer.config import (
     Attention,
     ConfigError,
@@ -20,17 +20,17 @@ from anyformer.config import (
 )
 from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import TextRequest
-from anyformer.inspection.attention_maps import Kind, format_range
-from anyformer.inspection.logit_terms import term_names
-from anyformer.inspection.sublayers import attentions, stacks_of
-from anyformer.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import PassOptions
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.attention_maps import Kind, format_range
+from anyformer.nn.inspection.logit_terms import term_names
+from anyformer.nn.inspection.sublayers import attentions, stacks_of
+from anyformer.nn.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
-from anyformer.run import Run
-from anyformer.run_inspection import Reading, read
+from anyformer.runs.run import Run
+from anyformer.runs.run_inspection import Reading, read
 from anyformer.tasks.generation import Writer
 
 EAGER = PassOptions("eager")

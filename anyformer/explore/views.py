@@ -56,8 +56,8 @@ from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.formulas import is_inverse_root
 from anyformer.explore.requests import KindRequest, LayerRequest, MatrixRequest, NeuronRequest, NextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
-from anyformer.inspection.head_patterns import HeadStatistics, head_statistics
-from anyformer.inspection.sublayers import stacks_of
+from anyformer.nn.inspection.head_patterns import HeadStatistics, head_statistics
+from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import normed
 
 MAX_LINKS, MIN_WEIGHT = 6, 0.01  # of a query

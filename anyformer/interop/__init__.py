@@ -51,7 +51,7 @@ from anyformer.interop.hf_folder import from_hf
 from anyformer.interop.weight_files import load_pickle, read_json, wrong
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask as TaskSpec, LanguageModel
-from anyformer.run import Run, load, new_folder, write_model, write_run, writing
+from anyformer.runs.run import Run, load, new_folder, write_model, write_run, writing
 
 
 def import_model(

@@ -18,7 +18,7 @@ from anyformer.interop.hf_folder import to_hf
 from anyformer.interop.slow_tokenizers import SOURCE, TARGET, VOCAB
 from anyformer.interop.tokenizer_settings import SETTINGS, SPECIAL
 from anyformer.interop.weight_files import read_json, write_json, wrong
-from anyformer.run import Run, write_folder
+from anyformer.runs.run import Run, write_folder
 
 # Families that give the same scores there, by a test. Those of mT5 and Pegasus differ.
 PAIRS = ("t5", "bart", "marian")

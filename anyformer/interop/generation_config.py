@@ -12,8 +12,8 @@ from typing import Any
 from anyformer.config import ConfigError, Fault
 from anyformer.config.parse import build
 from anyformer.config.spec import visible
-from anyformer.decoding.filters import Filter
-from anyformer.decoding.strategy import options
+from anyformer.generation.filters import Filter
+from anyformer.generation.strategy import options
 from anyformer.interop.config_fields import shown
 from anyformer.interop.weight_files import read_json
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults

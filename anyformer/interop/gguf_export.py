@@ -24,8 +24,8 @@ from anyformer.interop.gguf_import import POOLING, POOLS
 from anyformer.interop.hf_folder import read_config
 from anyformer.interop.same_model import differences
 from anyformer.interop.weight_files import wrong
-from anyformer.processes import workspace
-from anyformer.run import Run, writing
+from anyformer.runs.processes import workspace
+from anyformer.runs.run import Run, writing
 
 Dtype = Literal["f32", "f16", "q8_0"]
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # llama.cpp's numbers

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.atomic_folder import must_be_file
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.interop.weight_files import MAX_TENSORS, wrong
+from anyformer.runs.atomic_folder import must_be_file
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType

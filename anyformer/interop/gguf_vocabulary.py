@@ -15,7 +15,7 @@ from anyformer.data.vocabulary import WORD
 from anyformer.interop.gguf_tokenizers import BEFORE, CHAT, ENDS, IDS, JSON, SPLITTINGS
 from anyformer.interop.public_tokenizers import must_be_public
 from anyformer.recipe import Encoder
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 Data = dict[str, Any]
 NEAREST = "gpt-2"  # pre-tokenizer to our own, which leaves marks with their letters and does not know 's, 't, …

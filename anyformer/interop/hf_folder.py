@@ -50,7 +50,7 @@ from anyformer.recipe import (
     Tag,
     Transcribe,
 )
-from anyformer.run import Run, write_folder
+from anyformer.runs.run import Run, write_folder
 from anyformer.tasks.base import open_media
 from anyformer.tasks.generation_defaults import NO_DEFAULTS
 from anyformer.tasks.sequence_level import Frame

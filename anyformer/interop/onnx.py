@@ -36,12 +36,12 @@ from anyformer.config import (
     StateMixer,
 )
 from anyformer.config.spec import visible
-from anyformer.conventions import PADDING
+from anyformer.kernels.conventions import PADDING
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
-from anyformer.processes import workspace
-from anyformer.run import Run, writing
-from anyformer.transforms.merge import merge
+from anyformer.nn.transforms.merge import merge
+from anyformer.runs.processes import workspace
+from anyformer.runs.run import Run, writing
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TRACE_SIZES = {"batch": 3, "length": 11, "source_length": 13, "target_length": 11}  # any sizes would do

@@ -19,9 +19,9 @@ from torch import Tensor
 from anyformer.config import LM, ConfigError, Fault, LoRA, ModelConfig
 from anyformer.config.adapter import adapted, every_matrix
 from anyformer.config.spec import did_you_mean, visible
-from anyformer.decoding.constraints import regex
-from anyformer.decoding.constraints.automaton import Automaton
-from anyformer.decoding.constraints.regex import EMPTY, Alt, Chars, Repeat, Seq, literal, optional, without
+from anyformer.generation.constraints import regex
+from anyformer.generation.constraints.automaton import Automaton
+from anyformer.generation.constraints.regex import EMPTY, Alt, Chars, Repeat, Seq, literal, optional, without
 from anyformer.interop import weight_files
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import FAMILIES
@@ -30,7 +30,7 @@ from anyformer.interop.weight_conversion import is_finite, warn_nonfinite
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import Grouped, Interleaved, Rows, TensorRule, Transposed
 from anyformer.nn.model import Transformer
-from anyformer.run import Run, write_folder
+from anyformer.runs.run import Run, write_folder
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."

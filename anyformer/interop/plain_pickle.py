@@ -11,9 +11,9 @@ import pickletools
 from pathlib import Path
 from typing import Any
 
-from anyformer.atomic_folder import must_be_file
 from anyformer.config.spec import visible
 from anyformer.interop.weight_files import wrong
+from anyformer.runs.atomic_folder import must_be_file
 
 MAX_BYTES = 2**26  # of a file: the vocabularies that are read this way have a few megabytes
 

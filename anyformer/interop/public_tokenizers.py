@@ -17,7 +17,7 @@ from anyformer.interop.family import Framing
 from anyformer.interop.tokenizer_settings import SETTINGS, SPECIAL, Settings
 from anyformer.interop.weight_files import write_json, wrong
 from anyformer.recipe import Encoder, LanguageModel, MaskedLanguageModel
-from anyformer.run import Run, must_be_file
+from anyformer.runs.run import Run, must_be_file
 
 WORDPIECE = "vocab.txt"
 JINJA, JINJA_MORE = "chat_template.jinja", "chat_templates"  # a file, and a folder of files with other names

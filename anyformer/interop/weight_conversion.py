@@ -13,12 +13,12 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
-from anyformer.conventions import Note
-from anyformer.inspection.count import count
 from anyformer.interop import weight_files
 from anyformer.interop.family import BODY, Family, WeightNames
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import Alias, Constant, TensorRule
+from anyformer.kernels.conventions import Note
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 
 # prefixes of weights that belong to a head

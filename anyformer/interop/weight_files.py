@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anyformer.atomic_folder import must_be_file, read_json as read_json
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import is_file_name, visible
+from anyformer.runs.atomic_folder import must_be_file, read_json as read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

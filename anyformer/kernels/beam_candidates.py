@@ -1,9 +1,9 @@
-"""The best continuations of beams, by two kernels that read the logits once; see `decoding/top_k.py`."""
+"""The best continuations of beams, by two kernels that read the logits once; see `generation/top_k.py`."""
 
 import torch
 from torch import Tensor
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import HAS_TRITON, supports_dependent_launch
 
@@ -32,7 +32,7 @@ def _like(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Te
 
 @opaque("find_candidates", _like)
 def find_candidates(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `top_candidates` of `decoding/top_k.py` returns. `log_p` is fp32; of equal scores the first is first.
+    """Return what `top_candidates` of `generation/top_k.py` returns. `log_p` is fp32; of equal scores the first is first.
 
     The first kernel reduces groups of logits to their maxima and sums. The second one compares the groups of all beams
     of a search, and then the logits of the best.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.conventions import IGNORE
+from anyformer.kernels.conventions import IGNORE
 from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
 MAX_LOGIT_BYTES = 2**33  # bytes of logits at a time

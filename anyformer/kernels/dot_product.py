@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.conventions import user_cache
+from anyformer.kernels.conventions import user_cache
 
 SOURCE = Path(__file__).with_name("dot_product.c")
 X86 = platform.machine() == "x86_64"

@@ -6,7 +6,7 @@ torch takes three kernels for either. Each program computes one row, so that a r
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.runtime import runs_fused
 
 MAX_NORM_WIDTH = 16384  # of a row in the registers of one program

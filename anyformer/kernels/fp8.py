@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from anyformer.conventions import next_power_of_two
 from anyformer.kernels import fused_activation
+from anyformer.kernels.conventions import next_power_of_two
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MIN_ABSMAX = 1e-12  # rows below it count as zero

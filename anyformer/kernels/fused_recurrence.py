@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.linear_recurrence import Recurrence
 from anyformer.kernels.private import functorch_is_active
 from anyformer.kernels.runtime import HAS_TRITON

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.prepacked import can_use_prepacked, prepacked_linear
 from anyformer.kernels.runtime import HALF, HAS_TRITON, supports_dependent_launch

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.strides import with_unit_stride
 
 

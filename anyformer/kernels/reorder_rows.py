@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.runtime import HAS_TRITON
 
 BLOCK = 1024  # elements of each row that one program moves

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.conventions import next_power_of_two
+from anyformer.kernels.conventions import next_power_of_two
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.strides import with_unit_stride
 

@@ -4,8 +4,10 @@ alone         Timed measurements run alone
 cells         Run many measurements in parallel and store each result as soon as it is done
 claims        Claims on a shared folder: each cell is trained by one worker at a time
 compare       Compare the settings of a grid: mean ± deviation over seeds, and p values
+comparison    runs beside each other on the same examples
 coordinates   Coordinate check of width transfer: sizes of activations by width
 decision      Conditions of a claim, tested over seeds, and the verdict
+evaluation    public task files; lm-evaluation-harness
 experiment    The base class of experiments: cells, measurement, verdict
 experiments   One file for each claim
 figures       Figures that are readable in grey and for the colour-blind

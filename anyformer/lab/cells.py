@@ -31,10 +31,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
 from anyformer.config.io import write_file
-from anyformer.hardware import usable_cores
+from anyformer.kernels.hardware import usable_cores
 from anyformer.lab.alone import beside_others
-from anyformer.processes import end_with_parent, remove_abandoned
-from anyformer.run import writing
+from anyformer.runs.processes import end_with_parent, remove_abandoned
+from anyformer.runs.run import writing
 from anyformer.training.plan import duration
 
 SECONDS_BETWEEN_LINES = 30.0  # where there is no terminal

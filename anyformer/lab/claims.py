@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
-from anyformer.run import writing
+from anyformer.runs.run import writing
 
 DEAD_AFTER = 60.0  # seconds without a renewal after which a worker counts as dead
 SECONDS_BETWEEN_RENEWALS = 10.0

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 
 from anyformer.config import ConfigError, Fault
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.figures import legend, lines, log_ticks, panels
 from anyformer.lab.stats import power
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.recipe import MuP, Packed, Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.tasks.base import inputs_of
 from anyformer.training.job import Job
 from anyformer.training.make_task import make_task

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.inspection.plot import pyplot
+from anyformer.nn.inspection.plot import pyplot
 
 WIDTH = 8.0  # inches; pages show figures 880 pixels wide, where text of 10 points is 15 pixels high
 # Okabe & Ito (2008), dark ones first: they differ for every kind of colour vision

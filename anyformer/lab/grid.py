@@ -37,9 +37,9 @@ from anyformer.lab.cells import (
 )
 from anyformer.lab.claims import WHOLE, claimed, holder
 from anyformer.lab.trial import trial
-from anyformer.processes import locked
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.processes import locked
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.utilisation import flops_per_token

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from anyformer.lab.cells import Cell, Engine, Local, Result, append, key, measure_each, read_results
 from anyformer.lab.experiment import Experiment, Size
-from anyformer.processes import LOCK, locked
+from anyformer.runs.processes import LOCK, locked
 
 WHICH = "experiment"  # key of the name of its experiment in a cell
 

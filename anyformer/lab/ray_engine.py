@@ -8,8 +8,8 @@ from typing import Any
 
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
+from anyformer.generation.ray_cluster import get_result, prepare_worker, ray_cluster
 from anyformer.lab.cells import Cell, Engine, Measure, Notify, Result, in_words, terminable, timed
-from anyformer.ray_cluster import get_result, prepare_worker, ray_cluster
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from anyformer.lab.cells import SCRATCH
 from anyformer.nn.model import Transformer
-from anyformer.processes import scratch
 from anyformer.recipe import Recipe
+from anyformer.runs.processes import scratch
 from anyformer.tasks.base import Task
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job

@@ -1,28 +1,30 @@
 """Modules with weights: the model and its layers, on one device, without text, tasks or training.
 
-attention     multi-head attention, self and cross
+attention           multi-head attention, self and cross
 attention_variants  latent and disentangled attention, global tokens
-aux_outputs   auxiliary losses and batch statistics of a training pass
-block         block: sublayers, residual connections and norm placement
-context       second argument of every block: masks, caches, taps
-convolution   convolution in place of self-attention
-dense         learned weights for pairs of positions in place of self-attention
-dropout       dropout
-eval_mode     a model in eval mode without gradients, as a context manager
-experts       mixture of experts: routers, expert layers, load balance
-feedforward   feed-forward layers: plain and gated
-heads         output heads: vocabulary, labels, pooled
-init          weight initialisation
-inputs        input layers: token embeddings, features, image patches
-linear        linear layers, fused or single
-lora          low-rank adapters (LoRA)
-media         embeddings of images, sounds and feature vectors among tokens
-model         Transformer: encoder-decoder, encoder or decoder
-model_inputs  inputs of a model's sides, from the keywords of a call
-norm          norms: layer, RMS, batch
-pooling       token pooling between stages of an encoder (Funnel-Transformer)
-recurrent     RNN, LSTM or GRU in place of self-attention
-stack         stack of blocks with its position schemes and final norm
-state_mixers  linear attention, gated DeltaNet, Mamba-2
-uncached      decoding where layers store nothing
+aux_outputs         auxiliary losses and batch statistics of a training pass
+block               block: sublayers, residual connections and norm placement
+context             second argument of every block: masks, caches, taps
+convolution         convolution in place of self-attention
+dense               learned weights for pairs of positions in place of self-attention
+dropout             dropout
+eval_mode           a model in eval mode without gradients, as a context manager
+experts             mixture of experts: routers, expert layers, load balance
+feedforward         feed-forward layers: plain and gated
+heads               output heads: vocabulary, labels, pooled
+init                weight initialisation
+inputs              input layers: token embeddings, features, image patches
+inspection          what can be counted and read in a model
+linear              linear layers, fused or single
+lora                low-rank adapters (LoRA)
+media               embeddings of images, sounds and feature vectors among tokens
+model               Transformer: encoder-decoder, encoder or decoder
+model_inputs        inputs of a model's sides, from the keywords of a call
+norm                norms: layer, RMS, batch
+pooling             token pooling between stages of an encoder (Funnel-Transformer)
+recurrent           RNN, LSTM or GRU in place of self-attention
+stack               stack of blocks with its position schemes and final norm
+state_mixers        linear attention, gated DeltaNet, Mamba-2
+transforms          changes to a built model: faster classes, merged adapters, quantisation
+uncached            decoding where layers store nothing
 """

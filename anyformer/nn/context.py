@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from anyformer.attention.cache.layer_cache import LayerCache
+from anyformer.attention.cache.paged import PagedLayer, PagedSlots
+from anyformer.attention.cache.ring import FirstTokens, SharedSlots, SlotWriter
+from anyformer.attention.cache.segment_memory import LayerMemory
+from anyformer.attention.cache.states import StateCache
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Relation
-from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.paged import PagedLayer, PagedSlots
-from anyformer.cache.ring import FirstTokens, SharedSlots, SlotWriter
-from anyformer.cache.segment_memory import LayerMemory
-from anyformer.cache.states import StateCache
 from anyformer.nn.aux_outputs import AuxOutputs
 
 TapFunction = Callable[[str, Tensor], Tensor]

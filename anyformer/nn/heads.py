@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
 from anyformer.config import Embedder, Input, MultiToken, Pool
-from anyformer.conventions import IGNORE, PADDING
+from anyformer.kernels.conventions import IGNORE, PADDING
 from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.linear import WeightFormat

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, check
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import (
     Audio,
     ByteSpelling,
@@ -23,7 +24,6 @@ from anyformer.config import (
     Tokens,
     factor,
 )
-from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.media import MediaEmbedding, SoundEmbedding, cut_patches, embedding

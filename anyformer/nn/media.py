@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import (
     ConvStem,
     FeatureSegment,
@@ -20,7 +21,6 @@ from anyformer.config import (
     SinusoidalGrid,
     Spectrogram,
 )
-from anyformer.media_batch import MediaBatch
 
 
 def embedding(rows: int, width: int, pad: int | None = None) -> nn.Embedding:

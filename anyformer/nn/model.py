@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.attend import Backend
+from anyformer.attention.cache.kv_cache import Cache, CacheKind
+from anyformer.attention.cache.paged import AnyCache
+from anyformer.attention.cache.segment_memory import MemoryUpdate, Past
 from anyformer.attention.layout import Layout, check_values, make_layout
-from anyformer.cache.kv_cache import Cache, CacheKind
-from anyformer.cache.paged import AnyCache
-from anyformer.cache.segment_memory import MemoryUpdate, Past
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import Input, ModelConfig, Side, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
 from anyformer.config.cost import Sizes
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.kernels.runtime import Runtime
-from anyformer.media_batch import MediaBatch
 from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
 from anyformer.nn.context import PassOptions, StateSink, Tap
 from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead

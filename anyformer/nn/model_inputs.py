@@ -9,11 +9,11 @@ from typing import TypedDict, cast
 
 from torch import Tensor
 
+from anyformer.attention.cache.paged import AnyCache
+from anyformer.attention.cache.segment_memory import Past
 from anyformer.attention.layout import Layout, check, check_values, make_layout
-from anyformer.cache.paged import AnyCache
-from anyformer.cache.segment_memory import Past
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config.spec import did_you_mean
-from anyformer.media_batch import MediaBatch
 from anyformer.nn.inputs import InputModule, Inputs
 from anyformer.nn.stack import BlockStack
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real
 from anyformer.config import Pooling
-from anyformer.conventions import PADDING
+from anyformer.kernels.conventions import PADDING
 
 
 class Windows(NamedTuple):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.attention.cache.layer_cache import LayerCache
+from anyformer.attention.cache.ring import RowSlots, Slots
 from anyformer.attention.layout import Layout, real, sees, segment_starts
-from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.ring import RowSlots, Slots
 from anyformer.config import Full, Recurrent
-from anyformer.conventions import PADDING
+from anyformer.kernels.conventions import PADDING
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, OutBranch
 

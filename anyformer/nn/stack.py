@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from anyformer.attention.cache.paged import AnyCache
+from anyformer.attention.cache.ring import Step
+from anyformer.attention.cache.segment_memory import LayerMemory, MemoryUpdate
 from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role
 from anyformer.attention.lower import lower
 from anyformer.attention.lowered import FirstValues, Relation
 from anyformer.attention.position_module import Positions
-from anyformer.cache.paged import AnyCache
-from anyformer.cache.ring import Step
-from anyformer.cache.segment_memory import LayerMemory, MemoryUpdate
 from anyformer.config import (
     Attention,
     NoPosition,

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from anyformer.attention.cache.kv_cache import Cache, CacheKind
+from anyformer.attention.cache.layer_cache import LayerCache
+from anyformer.attention.cache.ring import FirstTokens, RowSlots, SharedSlots, Slots
 from anyformer.attention.layout import Layout
-from anyformer.cache.kv_cache import Cache, CacheKind
-from anyformer.cache.layer_cache import LayerCache
-from anyformer.cache.ring import FirstTokens, RowSlots, SharedSlots, Slots
 from anyformer.config.cost import Sizes, StateSizes
 from anyformer.nn.context import PassOptions
 from anyformer.nn.recurrent import last_states

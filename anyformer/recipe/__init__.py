@@ -1,25 +1,26 @@
 """The grammar of training runs, without torch: the parts of a recipe, one module for each of its keys.
 
-augment    random changes of images and sounds in training
-batches    padded, packed, crops, ordered
-bins       numbers as tokens
-data       the sources of a recipe, joined and mixed ones
-imported_task  tasks of imported models
-label_task  tasks that give labels, numbers, vectors or spans
-logger     where metrics are written beside metrics.jsonl
-model_split  which models several processes can share: layers or rows
-optimizer  optimisers and their settings
-recipe     Recipe and the rules between its parts
-schedule   learning-rate schedules
-seq2seq_task  tasks that answer a source: seq2seq, preferences, rewards, mixtures
-source     the family of data sources, and which fit which task
-sources    sources in files: texts, lines, folders, arrays, shards
-synthetic  synthetic sources: digits, dates, additions, scenes
-table      tables as a source, and their formats
-task       families of tasks: the columns they read, their metrics and the models they need
-text_task  language models, conversations, actions
-tokenizer  tokenizers: trained on the data, read from a file, or taken from a run or from shards
-train      settings of the training loop
+augment         random changes of images and sounds in training
+batches         padded, packed, crops, ordered
+bins            numbers as tokens
+data            the sources of a recipe, joined and mixed ones
+imported_task   tasks of imported models
+label_task      tasks that give labels, numbers, vectors or spans
+logger          where metrics are written beside metrics.jsonl
+model_split     which models several processes can share: layers or rows
+optimizer       optimisers and their settings
+ready           the recipes that come with the package
+recipe          Recipe and the rules between its parts
+schedule        learning-rate schedules
+seq2seq_task    tasks that answer a source: seq2seq, preferences, rewards, mixtures
+source          the family of data sources, and which fit which task
+sources         sources in files: texts, lines, folders, arrays, shards
+synthetic       synthetic sources: digits, dates, additions, scenes
+table           tables as a source, and their formats
+task            families of tasks: the columns they read, their metrics and the models they need
+text_task       language models, conversations, actions
+tokenizer       tokenizers: trained on the data, read from a file, or taken from a run or from shards
+train           settings of the training loop
 width_transfer  muP: one learning rate for models of all widths
 """
 

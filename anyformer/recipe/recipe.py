@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Spec
 from anyformer.config.spec import Count, Flag, did_you_mean
-from anyformer.datasets.registry import registry
+from anyformer.data.datasets.registry import registry
 from anyformer.recipe import (
     imported_task as imported_task,
     label_task as label_task,

@@ -5,12 +5,13 @@ answer_budgets       maximum numbers of tokens of answers
 answer_metrics       exact match and F1 of answers, as SQuAD defines them
 answer_spans         windows over long texts, and the best spans of their logits
 base                 the protocol of tasks, the call of a model on a batch, checks of lengths
-chat_answers         answers of a chat model, in the tasks dpo and grpo
 chat                 conversations: loss on the assistant's messages, and answers to the next one
+chat_answers         answers of a chat model, in the tasks dpo and grpo
 classify             classification of texts or pairs, by one label or several
 crf                  linear-chain conditional random fields: loss and Viterbi decoding
 dynamic_examples     base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm)
 embed                sentence embeddings by contrastive learning (InfoNCE)
+environments         Gymnasium, BabyAI and key-to-door: demonstrations and rollouts
 fill_mask            texts with special tokens written by name, such as masks and sentinels
 generation           text generation: prompts, decoding options, outputs as text
 generation_checks    checks of budgets and stop strings

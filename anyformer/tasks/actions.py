@@ -20,13 +20,13 @@ import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import ExampleTable, Ragged
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.media import REFERENCE, MediaStore
 from anyformer.data.media_files import BadFile, read_numbers
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Actions, Batches, Crops, Ordered, Packed
 from anyformer.tasks.base import (

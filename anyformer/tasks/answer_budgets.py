@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.decoding.strategy import Strategy
+from anyformer.generation.strategy import Strategy
 from anyformer.nn.model import Transformer
 
 MAX_FAULTS = 10  # prompts that an error names

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.cache.segment_memory import Past
 from anyformer.attention.layout import Layout, make_layout
-from anyformer.cache.segment_memory import Past
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.config.spec import MAX_WORD, shorten, visible
-from anyformer.conventions import IGNORE, PLAIN, SEEN
 from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
 from anyformer.data.media import MediaStore, references_end
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
 from anyformer.kernels.cross_entropy import token_loss as token_loss
 from anyformer.kernels.runtime import at_least_fp32
-from anyformer.media_batch import MediaBatch
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.chat_template import ChatTemplate, Messages
 from anyformer.data.conversations import MESSAGES, parse_messages
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
-from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.strategy import selectors
+from anyformer.generation.prefix_cache import Reuse
+from anyformer.generation.strategy import selectors
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Chat, Crops, Ordered
 from anyformer.tasks.base import (

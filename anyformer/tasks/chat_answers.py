@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from anyformer.config import ConfigError, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.conversations import MESSAGES, parse_messages
 from anyformer.data.readers import Rows
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Preferences, Rewards
 from anyformer.tasks.base import example_fault

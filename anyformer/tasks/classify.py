@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import MAX_WORD as MAX_LABEL, did_you_mean, shorten
-from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Classify
 from anyformer.tasks.base import Progress

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import DynamicCropLoader, DynamicLoader, draw_fixed
 from anyformer.data.loader import Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, DynamicTask, Ordered, Padded
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, Task, bad_row_notes, call, token_loss

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from anyformer.attention.padding import pad_rows
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.conventions import SEEN
 from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
-from anyformer.decoding.check import parse_ids
-from anyformer.decoding.generate import NonFiniteLogits, stream_sampling
-from anyformer.decoding.request import Request
-from anyformer.decoding.sampling import row_seeds
-from anyformer.decoding.strategy import Beam, Sampling, Strategy, strategy as make_strategy
+from anyformer.generation.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
+from anyformer.generation.check import parse_ids
+from anyformer.generation.generate import NonFiniteLogits, stream_sampling
+from anyformer.generation.request import Request
+from anyformer.generation.sampling import row_seeds
+from anyformer.generation.strategy import Beam, Sampling, Strategy, strategy as make_strategy
+from anyformer.kernels.conventions import SEEN
 from anyformer.nn.model import Transformer
 from anyformer.tasks.answer_budgets import answer_budget, check_context
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_media, ending_ids, read_media

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from anyformer.config import Fault
-from anyformer.decoding.check import integer_faults
-from anyformer.decoding.strategy import Beam, Strategy
+from anyformer.generation.check import integer_faults
+from anyformer.generation.strategy import Beam, Strategy
 from anyformer.tasks.output_constraints import OutputConstraints
 
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, model_validator
 
 from anyformer.config.spec import Count, Size, Spec
-from anyformer.decoding.strategy import Sampling, owner_of, strategy
+from anyformer.generation.strategy import Sampling, owner_of, strategy
 
 NEVER = -1e30  # added to the logits of suppressed tokens
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.loader import CropLoader, ExampleLoader, Loader, OrderedLoader, parallel_parts, windows
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
 from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes, check_lengths, total_loss, with_prefix

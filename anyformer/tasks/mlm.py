@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below, lowest, unit
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import MaskedLanguageModel
 from anyformer.tasks.base import Progress, TokenTask, check_lengths

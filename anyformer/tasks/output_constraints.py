@@ -15,11 +15,11 @@ import torch
 
 from anyformer.config import ConfigError, Fault
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.constraints.automaton import BROKEN
-from anyformer.decoding.constraints.banned import WithoutStrings
-from anyformer.decoding.constraints.constraint import Constraint, Trie
-from anyformer.decoding.constraints.phrases import Spellings
-from anyformer.decoding.constraints.text_constraint import JsonSchema, Regex, Vocabulary
+from anyformer.generation.constraints.automaton import BROKEN
+from anyformer.generation.constraints.banned import WithoutStrings
+from anyformer.generation.constraints.constraint import Constraint, Trie
+from anyformer.generation.constraints.phrases import Spellings
+from anyformer.generation.constraints.text_constraint import JsonSchema, Regex, Vocabulary
 
 ANCHORS = ("x", ".", "\n", "1", " ")  # put before a text; the tokenizer splits at least one of them off
 

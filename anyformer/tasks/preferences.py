@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Padded, Preferences
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, bad_row_notes, call, token_log_probabilities

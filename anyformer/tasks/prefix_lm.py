@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from anyformer.config import ModelConfig
-from anyformer.conventions import IGNORE, PLAIN, SEEN
 from anyformer.data.batch import Example, ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG, below
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
 from anyformer.recipe import PrefixLM
 from anyformer.tasks.base import with_prefix
 from anyformer.tasks.dynamic_examples import DynamicExampleTask

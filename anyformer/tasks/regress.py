@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
-from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import LARGEST_TARGET, Regress
 from anyformer.tasks.metrics import pearson, spearman
 from anyformer.tasks.sequence_level import SequenceLevelTask

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from anyformer.attention.padding import pad_rows
 from anyformer.config import ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, Example, SampledAnswers, collate
 from anyformer.data.loader import Loader
 from anyformer.data.readers import Rows
-from anyformer.decoding.generate import run_sampling
-from anyformer.decoding.request import Request
-from anyformer.decoding.sampling import row_seeds
-from anyformer.decoding.strategy import Sampling
+from anyformer.generation.generate import run_sampling
+from anyformer.generation.request import Request
+from anyformer.generation.sampling import row_seeds
+from anyformer.generation.strategy import Sampling
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, ExactReward, Padded, PrefixReward, Reward, Rewards

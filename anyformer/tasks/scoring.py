@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from anyformer.config import ConfigError, Fault
-from anyformer.conventions import IGNORE
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.score import ReadMedia, TopTokens, fill_mask, score as log_probabilities, sliding, top_tokens
+from anyformer.generation.score import ReadMedia, TopTokens, fill_mask, score as log_probabilities, sliding, top_tokens
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import check_lengths
 from anyformer.tasks.generation import Writer

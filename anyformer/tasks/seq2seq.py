@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.strategy import Beam, is_compatible
+from anyformer.generation.strategy import Beam, is_compatible
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Crops, Ordered, Seq2Seq
 from anyformer.tasks.base import (

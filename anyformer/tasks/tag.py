@@ -13,11 +13,11 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import MAX_WORD, did_you_mean, shorten
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Packed, Padded, Tag
 from anyformer.tasks import crf

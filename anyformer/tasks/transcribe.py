@@ -16,10 +16,10 @@ from anyformer.data.media import REFERENCE
 from anyformer.data.media_files import BadFile, read_sound
 from anyformer.data.spectrogram import log_mel
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.filters import ban
-from anyformer.decoding.logit_processors import History
-from anyformer.decoding.request import Request
-from anyformer.decoding.strategy import strategy
+from anyformer.generation.filters import ban
+from anyformer.generation.logit_processors import History
+from anyformer.generation.request import Request
+from anyformer.generation.strategy import strategy
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Transcribe
 from anyformer.tasks.base import Progress, before_end, ending_ids

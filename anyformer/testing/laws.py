@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import Activation, ConfigError, FeedForward, Mixer, io
 from anyformer.config.part import Part
-from anyformer.inspection.cache_growth import cache_growth
-from anyformer.inspection.count import count
 from anyformer.nn.context import Tap
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.init import allocate, initialise
+from anyformer.nn.inspection.cache_growth import cache_growth
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe.schedule import Schedule
 from anyformer.testing.subject import LENGTH, ROWS, Subject, built, close, random_inputs

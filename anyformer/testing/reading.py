@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ConfigError, ModelConfig, io
-from anyformer.conventions import Note
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
+from anyformer.kernels.conventions import Note
 from anyformer.nn.model import Transformer
 from anyformer.testing.subject import LENGTH, ROWS, VOCAB, Subject, built, close, random_ids
 

@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from anyformer.config import ConfigError, ModelConfig, io
-from anyformer.conventions import Note
+from anyformer.kernels.conventions import Note
 from anyformer.nn.model import Transformer
-from anyformer.parallel.tensor import in_model_order, split_model, sum_whole_gradients
 from anyformer.recipe.model_split import tensor_faults
 from anyformer.testing.subject import close, random_inputs
+from anyformer.training.ranks.tensor import in_model_order, split_model, sum_whole_gradients
 
 CONFIGS, RESULTS, TIMEOUT = "configs.json", "results-{}.json", 600  # seconds
 Outcome = tuple[bool | None, str]

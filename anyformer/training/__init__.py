@@ -4,10 +4,12 @@ background_writer   A thread that writes one checkpoint at a time
 checkpoint          State of a run, and checkpoints: written atomically, verified, restored
 compile_cache       Compiled code in the user's cache folder, verified by SHA-256
 compiler            Options of torch.compile
+doctor              What this machine has, and what training chooses on it
 distillation        A frozen teacher, and the loss of its student
 ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text
+forecast            memory, time and price of a training run on GPUs that need not be there
 frozen_model        A frozen model beside the trained one: a teacher, or the start of the model
 hidden_matrices     Linear layers and experts of the blocks, for Muon and width transfer
 job                 The built objects of one run: model, optimiser, loader, state
@@ -16,6 +18,7 @@ loop                The loop: steps, evaluations, snapshots, checkpoints
 machine             Choice of device, precision and compilation
 make_task           The task of a recipe with its tokenizers, and the model's config
 muon                Muon: orthogonal updates of hidden matrices
+new_recipe          Recipes for a user's own files: what `new` writes
 objective           Model and loss as one module, compiled together
 optimisers          Optimisers from their specs
 out_of_memory       Out-of-memory errors with advice
@@ -24,6 +27,7 @@ parallel            Several processes: collectives, DDP, FSDP
 pending_scalars     Loss and gradient norm, read while the next step runs
 plan                Dry run: data, memory and time before training
 prepare             From a recipe to a job: data, tokenizer, model, checkpoint
+ranks               one model on several processes: mesh, split modules, collectives
 resume              Checkpoint to resume from, and changed data
 saving              Checkpoints written by a thread while training continues
 scheduled_sampling  Scheduled sampling: the decoder reads some of its own tokens

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from anyformer.cache.segment_memory import Past
+from anyformer.attention.cache.segment_memory import Past
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints
 from anyformer.data.loader import Cursor
-from anyformer.parallel.tensor import in_model_order, in_split_order
-from anyformer.run import REQUIRED, STATE, checkpoints, read_json, read_tensors, remove, verify, write_tensors
+from anyformer.runs.run import REQUIRED, STATE, checkpoints, read_json, read_tensors, remove, verify, write_tensors
 from anyformer.training.parallel import Ranks, full_tensor, shard_like
+from anyformer.training.ranks.tensor import in_model_order, in_split_order
 
 START = Cursor()
 

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import torch
 
-from anyformer.atomic_folder import remove
 from anyformer.config import ConfigError, ModelConfig, io
-from anyformer.conventions import user_cache
-from anyformer.datasets.storage import sha256_of
+from anyformer.data.datasets.storage import sha256_of
+from anyformer.kernels.conventions import user_cache
 from anyformer.kernels.private import caching_custom_gradients
-from anyformer.processes import locked
+from anyformer.runs.atomic_folder import remove
+from anyformer.runs.processes import locked
 
 SETTING = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_SETTING = "TRITON_CACHE_DIR"
@@ -37,7 +37,7 @@ DIGESTS = "digests.json"
 UNUSED_DAYS = 30  # after which a folder is removed
 UNLISTED = (".lock", ".tmp")  # endings of files that come and go
 PACKAGE = Path(__file__).parents[1]
-SOURCES = ("attention", "kernels", "nn", "transforms")  # folders whose files define custom operators
+SOURCES = ("attention", "kernels", "nn")  # folders whose files define custom operators
 
 
 class CompileCache:

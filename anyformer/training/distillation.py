@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Fault, IdInput, Input, ModelConfig
-from anyformer.conventions import IGNORE
 from anyformer.data.readers import Rows
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Crops, Ordered, Recipe, Teacher
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks.base import Task, TokenTask
 from anyformer.training.make_task import TEACHER, load_other, vocabularies
 from anyformer.training.objective import FrozenLoss

@@ -8,7 +8,7 @@ from anyformer.config.model import learning
 from anyformer.config.spec import close_to
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 FREE = ("context", "init", "special")  # parts of a config that may differ
 FREE_WITH_OWN_HEAD = (*FREE, "head", "tie")

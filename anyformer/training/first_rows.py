@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config.media import MEDIA_KINDS
-from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.media_batch import MediaBatch
+from anyformer.kernels.conventions import IGNORE, PADDING
 from anyformer.training.job import Job
 
 MAX_EXAMPLES = 3  # rows

@@ -15,7 +15,6 @@ from anyformer.data.prefetch import PrefetchLoader, can_fork
 from anyformer.data.readers import Rows
 from anyformer.nn.aux_outputs import TrackedModule
 from anyformer.nn.model import Transformer
-from anyformer.parallel.context import ContextGroup
 from anyformer.recipe import Recipe
 from anyformer.tasks.base import Task
 from anyformer.training.background_writer import BackgroundWriter
@@ -24,6 +23,7 @@ from anyformer.training.compile_cache import CompileCache, find_compile_cache
 from anyformer.training.frozen_model import frozen_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
+from anyformer.training.ranks.context import ContextGroup
 from anyformer.training.threads import choose_threads, may_choose_threads
 from anyformer.training.utilisation import flops_per_token
 from anyformer.training.watchdog import Watchdog

@@ -12,9 +12,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anyformer.atomic_folder import must_be_file, writing
 from anyformer.config import ConfigError, Fault
 from anyformer.recipe import Logger, is_lower_better
+from anyformer.runs.atomic_folder import must_be_file, writing
 
 SPEED_SECONDS = 10  # time over which speed is measured
 SECONDS_BETWEEN_LINES = 5  # where there is no terminal
@@ -200,7 +200,7 @@ def is_improving(folder: Path, metric: str) -> bool:
 def draw_curve(folder: Path) -> Path | None:
     """Draw loss.png from metrics.jsonl; return None if matplotlib is not installed."""
     try:
-        from anyformer.inspection.plot import pyplot
+        from anyformer.nn.inspection.plot import pyplot
 
         plt = pyplot()
     except ImportError:

@@ -15,9 +15,8 @@ from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.prefetch import ending
 from anyformer.data.readers import Rows
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
-from anyformer.parallel.tensor import SplitTransformer
 from anyformer.recipe import Train, is_lower_better
 from anyformer.tasks.base import Metrics
 from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_weights
@@ -25,6 +24,7 @@ from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
 from anyformer.training.pace import TimedPace
+from anyformer.training.ranks.tensor import SplitTransformer
 from anyformer.training.saving import finish_saves, save
 from anyformer.training.signals import Signals
 from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot

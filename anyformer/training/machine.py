@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 from anyformer.config import ConfigError, Fault
-from anyformer.hardware import busy_advice, default_device
-from anyformer.transforms.fp8 import is_supported
+from anyformer.kernels.hardware import busy_advice, default_device
+from anyformer.nn.transforms.fp8 import is_supported
 
 COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
 

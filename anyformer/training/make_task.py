@@ -21,7 +21,7 @@ from anyformer.recipe import (
     Task as TaskSpec,
     scaled_model,
 )
-from anyformer.run import RECIPE, STATE, Run, load, must_be_file
+from anyformer.runs.run import RECIPE, STATE, Run, load, must_be_file
 from anyformer.tasks.base import Task
 from anyformer.tasks.chat import ChatWriter
 from anyformer.training.finetune import config_differences

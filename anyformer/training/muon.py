@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from anyformer.parallel.collectives import local
 from anyformer.recipe import MUON_ITERATIONS
+from anyformer.training.ranks.collectives import local
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of the quintic: a steep slope at 0, and values near 1 up to 1
 MIN_NORM = 1e-7  # avoids division by 0

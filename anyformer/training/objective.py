@@ -7,18 +7,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anyformer.cache.segment_memory import Past
-from anyformer.conventions import IGNORE
+from anyformer.attention.cache.segment_memory import Past
 from anyformer.data.batch import Batch, SampledAnswers, to_device
+from anyformer.kernels.conventions import IGNORE
 from anyformer.kernels.private import allow_dynamic_size
 from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
-from anyformer.parallel.context import ContextGroup
+from anyformer.nn.transforms.substitute import substitute
 from anyformer.tasks.base import Task, TokenTask, inputs_of
 from anyformer.tasks.rewards import RewardedAnswers
-from anyformer.transforms.substitute import substitute
+from anyformer.training.ranks.context import ContextGroup
 
 MAX_SPARSE_SHARE = 0.75  # of tokens with a label: up to here the head is applied to labelled tokens only
 FrozenLoss = Callable[[Tensor, Tensor, Tensor], Tensor]

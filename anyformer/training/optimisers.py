@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer as TorchOptimizer
 
 from anyformer.nn.model import Transformer
-from anyformer.parallel.collectives import mesh_of
-from anyformer.parallel.tensor import SplitTransformer
 from anyformer.recipe import Optimizer, Train
 from anyformer.training.finetune import lr_scale
 from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.muon import MatrixLayout
+from anyformer.training.ranks.collectives import mesh_of
+from anyformer.training.ranks.tensor import SplitTransformer
 from anyformer.training.width_transfer import width_scale
 
 Groups = list[dict[str, Any]]

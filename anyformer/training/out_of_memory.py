@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import assert_never
 
-from anyformer.hardware import is_out_of_memory
+from anyformer.kernels.hardware import is_out_of_memory
 from anyformer.recipe import Batches, Crops, Ordered, Packed, Padded, Recipe
-from anyformer.run import newest
+from anyformer.runs.run import newest
 from anyformer.training.job import Job
 
 BUILD_ADVICE = "while the model is built: lower model.width or its depth"

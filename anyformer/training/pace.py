@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from anyformer.atomic_folder import must_be_file, writing
 from anyformer.recipe import Train
-from anyformer.run import PLACES
+from anyformer.runs.atomic_folder import must_be_file, writing
+from anyformer.runs.run import PLACES
 
 TYPICAL_OF = 32  # newest steps, of whose durations the median is that of a typical step
 UNTIMED = 1e-5  # share of the schedule by which a step advances before any was timed

@@ -29,14 +29,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from anyformer.config import ConfigError, Fault
-from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
+from anyformer.kernels.conventions import IGNORE, PADDING
 from anyformer.nn.aux_outputs import Reduce, identity
 from anyformer.nn.model import Transformer
-from anyformer.parallel.collectives import mesh_of
-from anyformer.parallel.mesh import Axis, ProcessMesh, build_mesh
-from anyformer.parallel.tensor import split_model
 from anyformer.recipe import Processes
+from anyformer.training.ranks.collectives import mesh_of
+from anyformer.training.ranks.mesh import Axis, ProcessMesh, build_mesh
+from anyformer.training.ranks.tensor import split_model
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from anyformer.data.conversations import texts_of
 from anyformer.data.loader import CropLoader, EpochLoader, OrderedLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.inspection.count import Table, count
+from anyformer.nn.inspection.count import Table, count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Lengths, Recipe
 from anyformer.tasks.base import Task

@@ -11,8 +11,8 @@ from rich.console import Console
 from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
-from anyformer.inspection.capacity import check_model, exceeding
 from anyformer.kernels.private import start_hashing_triton
+from anyformer.nn.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
 from anyformer.recipe import (
     Crops,
@@ -22,7 +22,7 @@ from anyformer.recipe import (
     splits,
 )
 from anyformer.recipe.model_split import tensor_faults
-from anyformer.run import (
+from anyformer.runs.run import (
     RECIPE,
     check_weights,
     load,

@@ -10,9 +10,9 @@ from anyformer.config.part import kind_of
 from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_file
 from anyformer.data.paths import named
-from anyformer.processes import LOCK
 from anyformer.recipe import Logger, Recipe
-from anyformer.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
+from anyformer.runs.processes import LOCK
+from anyformer.runs.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
 
 BEFORE_A_CHECKPOINT = (RECIPE, PLACES, "metrics.jsonl", "state", SNAPSHOTS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyformer.config import io
 from anyformer.config.outside import record, record_of
-from anyformer.run import RECIPE, write_folder, write_model
+from anyformer.runs.run import RECIPE, write_folder, write_model
 from anyformer.training.checkpoint import (
     checkpoint_path,
     environment,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.aux_outputs import AuxOutputs, Reduce, identity
 from anyformer.recipe import OwnTokens
 from anyformer.tasks.base import inputs_of

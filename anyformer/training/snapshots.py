@@ -8,7 +8,7 @@ from pathlib import Path
 from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Train
-from anyformer.run import SNAPSHOTS, remove, remove_leftovers, snapshots, write_folder, write_model
+from anyformer.runs.run import SNAPSHOTS, remove, remove_leftovers, snapshots, write_folder, write_model
 from anyformer.tasks.base import Task
 from anyformer.training.checkpoint import TrainState, gather_ema, gather_weights
 from anyformer.training.parallel import Ranks

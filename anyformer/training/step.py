@@ -10,11 +10,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from anyformer.attention.attend import without_plans
 from anyformer.data.batch import Batch, to_device
-from anyformer.decoding.prefill import synchronises
+from anyformer.generation.prefill import synchronises
 from anyformer.nn.aux_outputs import collect, discard
 from anyformer.nn.experts import Mixture
 from anyformer.nn.inputs import Inputs
-from anyformer.parallel.tensor import sum_whole_gradients
 from anyformer.recipe import Packed, Padded
 from anyformer.tasks.base import past_of
 from anyformer.tasks.rewards import RewardedAnswers
@@ -24,6 +23,7 @@ from anyformer.training.job import Job
 from anyformer.training.objective import StepInputs
 from anyformer.training.parallel import clip_gradients, replicate, sync_gradients
 from anyformer.training.pending_scalars import PendingScalars
+from anyformer.training.ranks.tensor import sum_whole_gradients
 from anyformer.training.scheduled_sampling import mix_own_tokens
 from anyformer.training.step_graphs import StepGraphs
 

@@ -18,10 +18,11 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.config.outside import record, record_of
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
-from anyformer.processes import check_shared, locked, read_lock, restart_count
+from anyformer.nn.transforms.rounding import Bits
 from anyformer.recipe import NamedSplit, Recipe, Task as TaskSpec, splits
-from anyformer.recipes import DEFAULT, read_recipe
-from anyformer.run import (
+from anyformer.recipe.ready import DEFAULT, read_recipe
+from anyformer.runs.processes import check_shared, locked, read_lock, restart_count
+from anyformer.runs.run import (
     MANIFEST,
     RECIPE,
     REQUIRED,
@@ -50,7 +51,6 @@ from anyformer.training.parallel import Ranks, attempt, join
 from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
 from anyformer.training.watchdog import Watchdog
-from anyformer.transforms.rounding import Bits
 
 
 def train(

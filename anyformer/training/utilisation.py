@@ -4,8 +4,8 @@ import torch
 
 from anyformer.config import ModelConfig
 from anyformer.data.batch import Batch
-from anyformer.hardware import peak_flops
-from anyformer.inspection.count import count
+from anyformer.kernels.hardware import peak_flops
+from anyformer.nn.inspection.count import count
 
 
 def flops_per_token(config: ModelConfig, batch: Batch) -> float:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from anyformer.processes import record_failure
+from anyformer.runs.processes import record_failure
 
 PACKAGE = Path(__file__).parents[1]
 TICKS = 20  # per limit

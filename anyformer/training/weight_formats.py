@@ -5,9 +5,9 @@ from torch import nn
 
 from anyformer.config import ConfigError, Fault
 from anyformer.nn.model import Transformer
-from anyformer.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
-from anyformer.transforms.quantise import round_base
-from anyformer.transforms.rounding import Bits
+from anyformer.nn.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
+from anyformer.nn.transforms.quantise import round_base
+from anyformer.nn.transforms.rounding import Bits
 
 
 def convert_to_fp8(model: Transformer, console: Console) -> None:

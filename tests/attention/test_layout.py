@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from anyformer.attention.cache.kv_cache import Cache
+from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import Layout, make_layout, sees, segment_positions
 from anyformer.attention.lower import lower_dense
 from anyformer.attention.lowered import Dense
-from anyformer.cache.kv_cache import Cache
-from anyformer.cache.ring import Step
 from anyformer.config import (
     LM,
     Attention,
@@ -31,7 +31,7 @@ from anyformer.config import (
     pattern_of,
 )
 from anyformer.config.spec import members
-from anyformer.conventions import PADDING, PLAIN, SEEN, SEER
+from anyformer.kernels.conventions import PADDING, PLAIN, SEEN, SEER
 from anyformer.nn.inputs import Inputs
 from tests.strategies import PATTERNS, build, close, seeds, tokens
 

@@ -23,8 +23,8 @@ from anyformer.attention.scores import Scoring
 from anyformer.attention.short_rows import MAX_ROW, lower_short_rows, short_rows
 from anyformer.config import Causal, Full, NoPosition, Pattern, T5Bias, Window
 from anyformer.config.position import Position
-from anyformer.conventions import PADDING
 from anyformer.kernels import short_rows as kernels
+from anyformer.kernels.conventions import PADDING
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.dropout import keep_mask
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from anyformer.batch import predictor as predictor_module
-from anyformer.batch.predictor import Predictor
 from anyformer.config import ConfigError
-from anyformer.run import Run
-from anyformer.serve.offline import OfflineEngine
-from anyformer.serve.request import Limits
+from anyformer.generation.batch import predictor as predictor_module
+from anyformer.generation.batch.predictor import Predictor
+from anyformer.generation.engine.offline import OfflineEngine
+from anyformer.generation.engine.request import Limits
+from anyformer.runs.run import Run
 from tests.explore import made
 from tests.test_generate import writer
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from anyformer.batch import predictor as predictor_module, shards
-from anyformer.batch.input_lines import LineReader
-from anyformer.batch.predictor import Predicted, Predictor
 from anyformer.cli.progress import counting_lines
 from anyformer.config import ConfigError, Fault
+from anyformer.generation.batch import predictor as predictor_module, shards
+from anyformer.generation.batch.input_lines import LineReader
+from anyformer.generation.batch.predictor import Predicted, Predictor
 from tests.explore import made
 from tests.test_cli import done, refused, run as invoke
 
@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of 4 lines, shards of 8, and a record after each window."""
     monkeypatch.setattr(predictor_module, "WINDOW", 4)
     monkeypatch.setattr(shards, "SHARD_LINES", 8)
-    monkeypatch.setattr("anyformer.batch.partial_file.SECONDS_BETWEEN_RECORDS", 0.0)
+    monkeypatch.setattr("anyformer.generation.batch.partial_file.SECONDS_BETWEEN_RECORDS", 0.0)
 
 
 @pytest.fixture
@@ -236,8 +236,8 @@ class Ray:
 
 def test_one_cluster_for_all_files(folder: Path, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, cluster, out = write_files(lines), Ray(), lines.with_name("out")
-    monkeypatch.setattr("anyformer.batch.ray_workers.ray_cluster", cluster.open)
-    monkeypatch.setattr("anyformer.batch.ray_workers.prepare_worker", lambda *_: None)
+    monkeypatch.setattr("anyformer.generation.batch.ray_workers.ray_cluster", cluster.open)
+    monkeypatch.setattr("anyformer.generation.batch.ray_workers.prepare_worker", lambda *_: None)
     command = ("predict", folder, *files, "--out", out, "--engine", "ray", "--jobs", "2")
     done(*command)
     assert cluster.clusters == 1

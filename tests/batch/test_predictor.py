@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import anyformer as af
-from anyformer.batch import Predictor
 from anyformer.config import ConfigError
+from anyformer.generation.batch import Predictor
 from tests.explore import made
 
 TEXTS = ["the fox", "a lazy dog", "", "over 1 2 3"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.batch.predictor import Predictor
+from anyformer.generation.batch.predictor import Predictor
+from anyformer.generation.engine.paged_server import PagedServer
+from anyformer.generation.engine.request import Limits
 from anyformer.nn.model import Transformer
-from anyformer.serve.paged_server import PagedServer
-from anyformer.serve.request import Limits
 from tests.batch.writers import WRITERS, agreement
 
 

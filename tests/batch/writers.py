@@ -6,9 +6,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from anyformer.batch.predictor import Predictor
 from anyformer.cli.app import app
 from anyformer.data.conversations import with_template
+from anyformer.generation.batch.predictor import Predictor
 from anyformer.recipe import Chat, Mixture, MixturePart, Preferences, Rewards, Seq2Seq
 from tests.explore import made
 from tests.serve.responsive import responsive

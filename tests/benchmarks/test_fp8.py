@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyformer import presets
-from anyformer.transforms.fp8 import Float8Matmul
+from anyformer.nn.transforms.fp8 import Float8Matmul
 from benchmarks import fp8
 
 CONFIG = presets.gpt2(depth=2, width=64, heads=2, vocab=64, length=32, dropout=0.0)

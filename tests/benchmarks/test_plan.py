@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from anyformer.forecast.estimate import forecast
-from anyformer.forecast.split import Split
-from anyformer.gpu_table import GPUS
+from anyformer.kernels.gpu_table import GPUS
+from anyformer.training.forecast.estimate import forecast
+from anyformer.training.forecast.split import Split
 from benchmarks import plan
 from benchmarks.sheet import RESULTS
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from anyformer.attention.cache.kv_cache import Cache
+from anyformer.attention.cache.layer_cache import ExactStore, Int8Store, LayerCache
+from anyformer.attention.cache.ring import Slots
 from anyformer.attention.layout import Layout
-from anyformer.cache.kv_cache import Cache
-from anyformer.cache.layer_cache import ExactStore, Int8Store, LayerCache
-from anyformer.cache.ring import Slots
 from anyformer.config import (
     LM,
     Attention,
@@ -26,9 +26,9 @@ from anyformer.config import (
     Window,
 )
 from anyformer.config.cost import Sizes
-from anyformer.conventions import PADDING
-from anyformer.inspection.taps import run_with_taps
+from anyformer.kernels.conventions import PADDING
 from anyformer.nn.inputs import Inputs
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.nn.model_inputs import read_inputs
 from tests.strategies import build, close, tokens

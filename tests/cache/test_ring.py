@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from anyformer.attention.cache.kv_cache import Cache
+from anyformer.attention.cache.ring import Ring
 from anyformer.attention.layout import Layout
-from anyformer.cache.kv_cache import Cache
-from anyformer.cache.ring import Ring
 from anyformer.config import LM, Attention, Block, Causal, Latent, ModelConfig, Rotary, Stack, Tokens, Window
-from anyformer.conventions import PADDING
+from anyformer.kernels.conventions import PADDING
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, tokens
 

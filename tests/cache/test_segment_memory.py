@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, strategies as st
 from torch._dynamo.utils import counters
 
-from anyformer.cache.segment_memory import Past
+from anyformer.attention.cache.segment_memory import Past
 from anyformer.config import (
     LM,
     Attention,
@@ -28,8 +28,8 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.generate import generate
-from anyformer.inspection.taps import run_with_taps
+from anyformer.generation.generate import generate
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import ANCHORED, BACKWARD, RELATIVE, VOCAB, build, close, models, seeds, tokens
 

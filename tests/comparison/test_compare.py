@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from anyformer.cli import app
 from anyformer.cli.app import json_line
-from anyformer.comparison import bootstrap, measures
-from anyformer.comparison.bootstrap import paired, resample
-from anyformer.comparison.compare import _blocks, compare
-from anyformer.comparison.page import page, text, verdicts
 from anyformer.config import ConfigError, io
+from anyformer.lab.comparison import bootstrap, measures
+from anyformer.lab.comparison.bootstrap import paired, resample
+from anyformer.lab.comparison.compare import _blocks, compare
+from anyformer.lab.comparison.page import page, text, verdicts
 from anyformer.recipe import Classify
 from anyformer.tasks.metrics import bleu, span_scores, word_error_rate
 from anyformer.training.train import evaluate

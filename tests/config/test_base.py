@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from anyformer import recipes
 from anyformer.config import io
-from anyformer.recipe import Classify, Recipe
+from anyformer.recipe import Classify, Recipe, ready as recipes
 from tests.config.test_schema import fits
 from tests.test_cli import done, refused
 from tests.training.small import labelled, parities, run

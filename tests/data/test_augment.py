@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from anyformer.attention.media_batch import GREY, MediaBatch
 from anyformer.config import ConfigError, ImageSegment, Media
 from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch
 from anyformer.data.media import MediaStore
-from anyformer.media_batch import GREY, MediaBatch
 from anyformer.recipe import AudioAugment, Augment, ImageAugment
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.tasks.base import inputs_of
 
 CHANGES = st.builds(

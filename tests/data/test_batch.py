@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch, Example, ExampleTable, Ragged, collate
 from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded
 from anyformer.data.loader import CropLoader, Cursor, ExampleLoader, longest_first
 from anyformer.data.shards import InMemory
+from anyformer.kernels.conventions import IGNORE, PADDING
 from anyformer.recipe import Crops, Packed, Padded
 
 PAD, SOURCE_PAD = 91, 92

@@ -167,7 +167,7 @@ def test_wrong_sources_are_faults_of_the_recipe(source: str, tmp_path: Path) -> 
 
 
 def test_a_label_without_a_use_is_refused(tmp_path: Path) -> None:
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
 
     for source in ("{kind='text', path='a', label='x'}", "{kind='lines', path='a', pattern='(?P<text>.*)', label='x'}"):
         with pytest.raises(ConfigError, match=r"^data\.train\.label = 'x': the task lm reads no labels: leave it out$"):

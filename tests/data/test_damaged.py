@@ -20,7 +20,6 @@ from anyformer.data.lines import read_lines
 from anyformer.data.media_files import BadFile, load_arrays
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
-from anyformer.new.examine import examine
 from anyformer.recipe import (
     Bytes,
     ClassFolders,
@@ -33,6 +32,7 @@ from anyformer.recipe import (
     TableFile,
     TextFile,
 )
+from anyformer.training.new_recipe.examine import examine
 from tests.calls import CountedCalls
 
 MIB = 2**20

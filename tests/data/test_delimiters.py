@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from anyformer.new.draft import Request, draft
 from anyformer.recipe import Data, Recipe, TableFile
+from anyformer.recipe.ready import read_recipe
 from anyformer.recipe.source import source_faults
-from anyformer.recipes import read_recipe
+from anyformer.training.new_recipe.draft import Request, draft
 from anyformer.training.prepare import read_rows
 from tests.data.source_files import ANY, faults, rows, write
 

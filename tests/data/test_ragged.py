@@ -24,7 +24,7 @@ from anyformer.recipe import (
     TextFile,
     TokenizerFile,
 )
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from tests.training.small import make, pairs
 
 

@@ -10,7 +10,7 @@ import pytest
 from anyformer.config import ConfigError
 from anyformer.data.readers import read
 from anyformer.recipe import SPLITS, Data, Recipe, SoundFiles
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.train import train
 
 PATTERN = r"(?P<label>\d)_[a-z]+_\d\.wav"

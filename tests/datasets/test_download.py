@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from anyformer import processes
 from anyformer.config.spec import ConfigError
-from anyformer.datasets import download, storage
-from anyformer.datasets.download import DownloadFailed, fetch
+from anyformer.data.datasets import download, storage
+from anyformer.data.datasets.download import DownloadFailed, fetch
+from anyformer.runs import processes
 from tests.datasets.upstream import CONTENT, Server, assert_complete, data_set, lay_out, serving
 
 WORDS = len(CONTENT["words.txt"])

@@ -9,14 +9,14 @@ from pathlib import Path, PurePosixPath
 import pytest
 from typer.testing import CliRunner
 
-from anyformer import recipes
 from anyformer.cli import app
 from anyformer.config.spec import ConfigError
+from anyformer.data.datasets.registry import HOST, DataSet, lookup, registry
 from anyformer.data.paths import named
-from anyformer.datasets.registry import HOST, DataSet, lookup, registry
+from anyformer.recipe import ready as recipes
 
 ROOT = Path(__file__).parents[2]
-BUNDLED = resources.files("anyformer.datasets") / "bundled"
+BUNDLED = resources.files("anyformer.data.datasets") / "bundled"
 MAX_BUNDLED = 4_000_000  # bytes inside the package
 
 

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from anyformer import processes, recipes
 from anyformer.cli import app
 from anyformer.config.spec import ConfigError
+from anyformer.data.datasets import storage
+from anyformer.data.datasets.download import fetch
+from anyformer.data.datasets.registry import lookup, registry
 from anyformer.data.files import locate
 from anyformer.data.fingerprint import fingerprint
 from anyformer.data.paths import named
 from anyformer.data.readers import read
-from anyformer.datasets import storage
-from anyformer.datasets.download import fetch
-from anyformer.datasets.registry import lookup, registry
+from anyformer.recipe import ready as recipes
+from anyformer.runs import processes
 from tests.datasets.upstream import data_set, lay_out
 
 SCAN = "scan/tasks_test_simple.txt"
@@ -47,7 +48,7 @@ def test_root_then_environment_then_cache_then_package(
 ) -> None:
     data = recipes.read_recipe("scan").data
     assert locate(SCAN, data) == cache / SCAN
-    packed = resources.files("anyformer.datasets") / "bundled" / f"{SCAN}.xz"
+    packed = resources.files("anyformer.data.datasets") / "bundled" / f"{SCAN}.xz"
     assert (cache / SCAN).read_bytes() == lzma.decompress(packed.read_bytes())
     assert [path.name for path in cache.iterdir()] == ["scan"]  # nothing is left over
     monkeypatch.setenv("ANYFORMER_DATA", str(tmp_path / "환경"))

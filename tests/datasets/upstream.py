@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anyformer.datasets.registry import DataSet, UpstreamFile
+from anyformer.data.datasets.registry import DataSet, UpstreamFile
 
 CONTENT = {
     "words.txt": "가나다 라마바 漢字\n".encode() * 5_000,

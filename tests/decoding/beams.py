@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anyformer.decoding.beam_search import Hypotheses
+from anyformer.generation.beam_search import Hypotheses
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anyformer.config import Attention, Block, Recurrent, Window
-from anyformer.decoding.strategy import Draft, Lookup
+from anyformer.generation.strategy import Draft, Lookup
 from anyformer.nn.model import Transformer
 from tests.decoding.small_models import BLOCK, STACK
 from tests.strategies import build, tokens

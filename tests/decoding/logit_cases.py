@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from anyformer.decoding.logit_processors import History, Processor, build, process
-from anyformer.decoding.strategy import Sampling
+from anyformer.generation.logit_processors import History, Processor, build, process
+from anyformer.generation.strategy import Sampling
 
 VOCAB, END = 7, 6
 INF = math.inf

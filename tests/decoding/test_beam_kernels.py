@@ -8,8 +8,8 @@ import torch
 
 from anyformer import presets
 from anyformer.attention import choose, few_queries
-from anyformer.decoding import session, top_k
-from anyformer.decoding.beam_search import beam_search
+from anyformer.generation import session, top_k
+from anyformer.generation.beam_search import beam_search
 from anyformer.nn.model import Transformer
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"

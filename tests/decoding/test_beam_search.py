@@ -8,11 +8,11 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.config import Attention, ConfigError, ModelConfig, Window
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import NonFiniteLogits, generate
-from anyformer.decoding.logit_processors import build as build_processors
-from anyformer.decoding.strategy import EarlyStopping, Sampling
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.contrastive import contrastive_search
+from anyformer.generation.generate import NonFiniteLogits, generate
+from anyformer.generation.logit_processors import build as build_processors
+from anyformer.generation.strategy import EarlyStopping, Sampling
 from tests.decoding.beams import all_answers, answers, log_p, penalties, stopping, stops
 from tests.decoding.small_models import BLOCK, STACK, decoder, either, pair
 from tests.strategies import VOCAB, build, close, seeds, tokens

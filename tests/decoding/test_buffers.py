@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from anyformer.config import Attention, Block, Learned, Window
-from anyformer.decoding import buffers
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import NonFiniteLogits, generate, stream
+from anyformer.generation import buffers
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.contrastive import contrastive_search
+from anyformer.generation.generate import NonFiniteLogits, generate, stream
 from anyformer.nn.model import Transformer
 from tests.decoding.test_generate import STACK, decoder, pair
 from tests.strategies import tokens
@@ -83,7 +83,7 @@ def test_what_is_found(name: str, how: str):
 def test_looking_late_changes_no_search(monkeypatch: pytest.MonkeyPatch):
     model, options = pair(), {"beams": 3, "max_new_tokens": 12, "stop": (3, 4, 5), "n_best": 3}
     plain = beam_search(model, IDS, **options)
-    monkeypatch.setattr("anyformer.decoding.beam_search.steps_between_checks", lambda device, can_end: 100)
+    monkeypatch.setattr("anyformer.generation.beam_search.steps_between_checks", lambda device, can_end: 100)
     late = beam_search(model, IDS, **options)
     assert all(torch.equal(a, b) for a, b in zip(late, plain, strict=True))
 

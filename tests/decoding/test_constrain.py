@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.decoding.constraints.automaton import BROKEN, ENDED
-from anyformer.decoding.constraints.constraint import Constraint, Trie
-from anyformer.decoding.constraints.phrases import Phrases
-from anyformer.decoding.constraints.text_constraint import JsonSchema, Regex, Vocabulary
+from anyformer.generation.constraints.automaton import BROKEN, ENDED
+from anyformer.generation.constraints.constraint import Constraint, Trie
+from anyformer.generation.constraints.phrases import Phrases
+from anyformer.generation.constraints.text_constraint import JsonSchema, Regex, Vocabulary
 from tests.decoding.toy_tokens import STOP, TOKENS, after, allowed, check_exact, refused, toy, walk
 
 # -- one of some sequences --------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import ModelConfig
-from anyformer.decoding.beam_search import Search, _allocated, beam_search
-from anyformer.decoding.constraints.constraint import Trie
-from anyformer.decoding.constraints.phrases import Phrases
-from anyformer.decoding.generate import generate
-from anyformer.decoding.strategy import Beam
+from anyformer.generation.beam_search import Search, _allocated, beam_search
+from anyformer.generation.constraints.constraint import Trie
+from anyformer.generation.constraints.phrases import Phrases
+from anyformer.generation.generate import generate
+from anyformer.generation.strategy import Beam
 from tests.decoding.beams import all_answers, answers, log_p
 from tests.decoding.small_models import decoder, either
 from tests.strategies import VOCAB, build, close, seeds, tokens

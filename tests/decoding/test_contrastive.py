@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from anyformer.config import ModelConfig
-from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import generate
-from anyformer.decoding.logit_processors import build as build_processors
-from anyformer.decoding.strategy import Sampling
+from anyformer.generation.contrastive import contrastive_search
+from anyformer.generation.generate import generate
+from anyformer.generation.logit_processors import build as build_processors
+from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
 from tests.decoding.beams import stops
 from tests.decoding.small_models import decoder, either

@@ -18,7 +18,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.generate import NonFiniteLogits, generate
+from anyformer.generation.generate import NonFiniteLogits, generate
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
 

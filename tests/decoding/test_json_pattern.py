@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.decoding.constraints.text_constraint import JsonSchema, Vocabulary
+from anyformer.generation.constraints.text_constraint import JsonSchema, Vocabulary
 
 LETTERS = "abx^$"
 VOCABULARY = Vocabulary([*(bytes([n]) for n in range(256)), b""], stop=[256])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel, Field
 
-from anyformer.decoding.constraints.text_constraint import JsonSchema
+from anyformer.generation.constraints.text_constraint import JsonSchema
 from tests.decoding.toy_tokens import refused, spelt, text_of, toy, walk
 
 names = st.sampled_from(["a", "b", "name", "한", 'q"', "c\\"])

@@ -8,15 +8,15 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 
 from anyformer.config import ConfigError, Learned
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.constraints.banned import WithoutStrings
-from anyformer.decoding.constraints.constraint import Constraint, Trie
-from anyformer.decoding.constraints.phrases import Phrases, Spellings
-from anyformer.decoding.constraints.text_constraint import Regex
-from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Lookup
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.constraints.banned import WithoutStrings
+from anyformer.generation.constraints.constraint import Constraint, Trie
+from anyformer.generation.constraints.phrases import Phrases, Spellings
+from anyformer.generation.constraints.text_constraint import Regex
+from anyformer.generation.contrastive import contrastive_search
+from anyformer.generation.generate import generate, stream
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Lookup
 from anyformer.nn.model import Transformer
 from tests.decoding.beams import answers
 from tests.decoding.small_models import decoder, pair

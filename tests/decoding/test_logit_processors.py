@@ -6,8 +6,8 @@ from hypothesis import assume, given, strategies as st
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import logits_process as theirs
 
-from anyformer.decoding.logit_processors import Allowed, build, process
-from anyformer.decoding.strategy import Sampling
+from anyformer.generation.logit_processors import Allowed, build, process
+from anyformer.generation.strategy import Sampling
 from tests.decoding.logit_cases import END, INF, VOCAB, Case, alone, cases, fractions, ids, option, same, words
 
 # -- by transformers ------------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.config import ModelConfig, Tokens
-from anyformer.decoding.constraints.constraint import Constraint
-from anyformer.decoding.constraints.rollback import ConstraintMask
-from anyformer.decoding.drafters import LookupDrafter, Proposal
-from anyformer.decoding.logit_processors import History
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Lookup
+from anyformer.generation.constraints.constraint import Constraint
+from anyformer.generation.constraints.rollback import ConstraintMask
+from anyformer.generation.drafters import LookupDrafter, Proposal
+from anyformer.generation.logit_processors import History
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Lookup
 from tests.decoding.drafts import MIXED, kinds
 from tests.decoding.small_models import decoder, pair
 from tests.strategies import VOCAB, build, close, models, seeds, tokens

@@ -9,12 +9,12 @@ import torch
 
 from anyformer import presets
 from anyformer.config import ConfigError
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.score import score, sliding, top_tokens
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Draft, Lookup
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.contrastive import contrastive_search
+from anyformer.generation.generate import generate, stream
+from anyformer.generation.score import score, sliding, top_tokens
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Draft, Lookup
 from anyformer.nn.model import Transformer
 
 VOCAB = 11

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.decoding.constraints.automaton import MAX_LISTS, utf8
-from anyformer.decoding.constraints.text_constraint import Regex, Vocabulary
+from anyformer.generation.constraints.automaton import MAX_LISTS, utf8
+from anyformer.generation.constraints.text_constraint import Regex, Vocabulary
 from tests.decoding.toy_tokens import STOP, TOKENS, after, allowed, check_exact, refused, spelt, text_of, toy, walk
 
 atoms = st.sampled_from(

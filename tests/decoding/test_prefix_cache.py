@@ -21,8 +21,8 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.generate import generate
-from anyformer.decoding.prefix_cache import Reuse
+from anyformer.generation.generate import generate
+from anyformer.generation.prefix_cache import Reuse
 from anyformer.nn.model import Transformer
 from anyformer.presets import t5
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.cache.kv_cache import CacheKind
+from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import (
     LM,
     Attention,
@@ -21,8 +21,8 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.prefix_cache import Reuse
+from anyformer.generation.generate import generate, stream
+from anyformer.generation.prefix_cache import Reuse
 from anyformer.nn.experts import SigmoidRouter
 from anyformer.nn.model import Transformer
 

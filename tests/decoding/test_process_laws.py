@@ -10,10 +10,10 @@ from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
 from anyformer.config import ConfigError
-from anyformer.decoding.filters import PlainFilter
-from anyformer.decoding.logit_processors import Allowed, History, Processor, build, process
-from anyformer.decoding.sampling import sample
-from anyformer.decoding.strategy import Sampling, options
+from anyformer.generation.filters import PlainFilter
+from anyformer.generation.logit_processors import Allowed, History, Processor, build, process
+from anyformer.generation.sampling import sample
+from anyformer.generation.strategy import Sampling, options
 from tests.decoding.logit_cases import INF, VOCAB, Case, cases, option, same
 
 # -- what holds for all ---------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError
-from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.request import Request
-from anyformer.decoding.strategy import Beam, Contrastive, Draft, Lookup, Sampling, Speculation, Strategy
+from anyformer.generation.prefix_cache import Reuse
+from anyformer.generation.request import Request
+from anyformer.generation.strategy import Beam, Contrastive, Draft, Lookup, Sampling, Speculation, Strategy
 from tests.decoding.small_models import decoder
 from tests.strategies import tokens
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.decoding.sampling import Choice, bits, greedy, gumbel, mix, row_seeds, sample
+from anyformer.generation.sampling import Choice, bits, greedy, gumbel, mix, row_seeds, sample
 
 words = st.integers(0, 2**32 - 1)
 seeds = st.integers(-(2**63), 2**63 - 1)
@@ -112,7 +112,7 @@ def test_gumbel(dtype: torch.dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("number", [0, 2**52 - 1])
 def test_gumbel_is_finite_at_both_ends(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, number: int):
-    monkeypatch.setattr("anyformer.decoding.sampling.bits", lambda *_: torch.tensor([[number]]))
+    monkeypatch.setattr("anyformer.generation.sampling.bits", lambda *_: torch.tensor([[number]]))
     assert gumbel(torch.zeros(1), torch.zeros(1), 1, dtype).isfinite().all()
 
 

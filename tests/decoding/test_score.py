@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import LM, Attention, Block, Learned, MaskedLM, ModelConfig, Rotary, Special, Stack, Tokens
-from anyformer.decoding import score as scoring
-from anyformer.decoding.score import fill_mask, score, sliding, top_tokens
+from anyformer.generation import score as scoring
+from anyformer.generation.score import fill_mask, score, sliding, top_tokens
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, close, models, seeds, tokens
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import LM, Attention, Block, ConfigError, ModelConfig, MultiToken, Plain, Rotary, Stack, Tokens
-from anyformer.conventions import IGNORE
-from anyformer.decoding.generate import generate
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.step import compiled
-from anyformer.decoding.strategy import OwnHead
-from anyformer.inspection.count import count
+from anyformer.generation.generate import generate
+from anyformer.generation.speculative import speculate
+from anyformer.generation.step import compiled
+from anyformer.generation.strategy import OwnHead
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.heads import LossTarget, labels_after
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AdamW
 from anyformer.recipe.model_split import tensor_faults

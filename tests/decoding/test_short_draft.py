@@ -5,9 +5,9 @@ import torch
 
 from anyformer import presets
 from anyformer.config import ConfigError
-from anyformer.decoding.generate import generate
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Draft
+from anyformer.generation.generate import generate
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Draft
 from anyformer.nn.model import Transformer
 
 VOCAB = 11

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from anyformer.cache.kv_cache import Cache
+from anyformer.attention.cache.kv_cache import Cache
 from anyformer.config import ConfigError, Features, Learned, MaskedLM, ModelConfig, Special, Tokens
-from anyformer.decoding.constraints.constraint import Trie
-from anyformer.decoding.generate import NonFiniteLogits, generate
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Draft, Lookup
+from anyformer.generation.constraints.constraint import Trie
+from anyformer.generation.generate import NonFiniteLogits, generate
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Draft, Lookup
 from anyformer.nn.model import Transformer
 from tests.decoding.drafts import MIXED, drafting, kinds, ragged
 from tests.decoding.small_models import STACK, decoder, either, pair

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from anyformer.config import Special, Tokens
-from anyformer.decoding.logit_processors import History, build as build_processors, process
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Draft, Sampling
+from anyformer.generation.logit_processors import History, build as build_processors, process
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Draft, Sampling
 from anyformer.nn.model import Transformer
 from tests.decoding.drafts import drafting, ragged
 from tests.decoding.small_models import decoder, pair

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import Learned, ModelConfig
-from anyformer.decoding.generate import generate, stream
+from anyformer.generation.generate import generate, stream
 from tests.decoding.test_generate import STACK, decoder
 from tests.strategies import build, models, seeds, tokens
 

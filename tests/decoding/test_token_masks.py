@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from anyformer.decoding.constraints import token_masks
-from anyformer.decoding.constraints.automaton import BROKEN
-from anyformer.decoding.constraints.constraint import within_budget
-from anyformer.decoding.constraints.text_constraint import JsonSchema, Regex, TreeConstraint
+from anyformer.generation.constraints import token_masks
+from anyformer.generation.constraints.automaton import BROKEN
+from anyformer.generation.constraints.constraint import within_budget
+from anyformer.generation.constraints.text_constraint import JsonSchema, Regex, TreeConstraint
 from tests.decoding.test_json_schema import schemas
 from tests.decoding.test_patterns import patterns
 from tests.decoding.toy_tokens import TOKENS, after, spelt, toy

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.top_k import max_argmax, max_by_parts, topk_by_rank, topk_logsumexp
+from anyformer.generation.top_k import max_argmax, max_by_parts, topk_by_rank, topk_logsumexp
 
 
 def numbers(*shape: int) -> Tensor:

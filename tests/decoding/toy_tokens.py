@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError
-from anyformer.decoding.constraints.automaton import BROKEN, ENDED
-from anyformer.decoding.constraints.constraint import Constraint
-from anyformer.decoding.constraints.text_constraint import Vocabulary
+from anyformer.generation.constraints.automaton import BROKEN, ENDED
+from anyformer.generation.constraints.constraint import Constraint
+from anyformer.generation.constraints.text_constraint import Vocabulary
 
 # Single bytes, some longer tokens, parts of characters, and two ids that are no text.
 LONGER = [

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anyformer.cli import app
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from tests.pages import FENCE, ROOT, Block, blocks, commands
 
 PAGE = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.conventions import IGNORE
 from anyformer.data.readers import Rows, read
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.data.trajectories import Recording
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Actions, Bins, Bytes, Data, Trajectories
 from anyformer.tasks.actions import ActionPrediction, EncodedEpisode, window_start
 

@@ -13,16 +13,16 @@ from anyformer.config import ConfigError, FeatureSegment, Media, ModelConfig, To
 from anyformer.data import key_to_door
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.environments.environment import make
-from anyformer.environments.film import film
-from anyformer.environments.record import record
-from anyformer.environments.rollout import Player, Policy, rollout, summarise
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Actions, Bins, Bytes
-from anyformer.recipes import read_recipe
-from anyformer.run import Run
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.run import Run
 from anyformer.tasks.actions import ActionPrediction, EncodedEpisode
 from anyformer.tasks.base import open_media
+from anyformer.tasks.environments.environment import make
+from anyformer.tasks.environments.film import film
+from anyformer.tasks.environments.record import record
+from anyformer.tasks.environments.rollout import Player, Policy, rollout, summarise
 
 GOTO = "BabyAI-GoToLocal-v0"
 
@@ -136,7 +136,7 @@ class Perfect(Policy):
 def test_a_perfect_policy_succeeds_always(monkeypatch: pytest.MonkeyPatch, name: str):
     if name == GOTO:
         pytest.importorskip("minigrid")
-    monkeypatch.setattr("anyformer.environments.rollout.Policy", Perfect)
+    monkeypatch.setattr("anyformer.tasks.environments.rollout.Policy", Perfect)
     run = small_run(Actions(actions=make(name).actions), FeatureSegment(size=147))
     report = summarise(name, rollout(run, name, 8, 100, parallel=3))
     assert report.success == 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers as hf
 
-from anyformer.evaluation import evaluate_file
+from anyformer.lab.evaluation import evaluate_file
 from tests.evaluation.test_likelihood import ROLLING, folder as folder, run as run, task
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the package lm-eval")
@@ -18,7 +18,7 @@ def both(folder: Path, run: Any) -> tuple[Any, Any]:
     """The run and the model of `transformers`, as models of the harness."""
     from lm_eval.models.huggingface import HFLM
 
-    from anyformer.evaluation.harness import HarnessModel
+    from anyformer.lab.evaluation.harness import HarnessModel
 
     model = hf.AutoModelForCausalLM.from_pretrained(folder / "model")
     tokenizer = hf.AutoTokenizer.from_pretrained(folder / "model")

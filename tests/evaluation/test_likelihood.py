@@ -13,10 +13,10 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.config import ConfigError
-from anyformer.evaluation import continuations, evaluate_file, texts
-from anyformer.evaluation.task_file import read_task
+from anyformer.lab.evaluation import continuations, evaluate_file, texts
+from anyformer.lab.evaluation.task_file import read_task
 from anyformer.recipe import Seq2Seq
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import LENGTH, VOCAB, PublicModel
 from tests.test_cli import run as cli
 

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from anyformer.run import write_folder, write_model
+from anyformer.runs.run import write_folder, write_model
 from tests.explore import made
 
 STEPS = (0, 4, 9)

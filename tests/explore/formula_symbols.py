@@ -13,11 +13,11 @@ from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import values_at
 from anyformer.explore.path_place import Place
 from anyformer.explore.trace import last_side
-from anyformer.inspection.sublayers import stacks_of
 from anyformer.nn.block import ParallelBlock, Sublayer
 from anyformer.nn.experts import Mixture
 from anyformer.nn.heads import EmbeddingHead, PooledHead
 from anyformer.nn.inputs import PatchInput, TokenInput
+from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import HeadNorm, normed
 from tests.explore import formula
 

@@ -53,7 +53,7 @@ from anyformer.recipe import (
     Tag,
     Words,
 )
-from anyformer.run import Run, write_folder, write_model
+from anyformer.runs.run import Run, write_folder, write_model
 
 WORDS = train_tokenizer(Words(), ["the quick brown fox jumps over the lazy dog 0 1 2 3 4 5 6 7 8 9"])
 LETTERS = train_tokenizer(

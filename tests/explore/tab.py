@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 
 from anyformer.explore.open_runs import Workspace
 from anyformer.explore.server import Server
-from anyformer.run import write_folder, write_model
+from anyformer.runs.run import write_folder, write_model
 from tests.explore import made
 
 SHAPES = ("pair", "lm", "classify")  # encoder–decoder, decoder, encoder

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.decoding.logit_processors import History, build, process
-from anyformer.decoding.strategy import Sampling
 from anyformer.explore.server import Server
 from anyformer.explore.show import show
+from anyformer.generation.logit_processors import History, build, process
+from anyformer.generation.strategy import Sampling
 from tests.explore import made
 from tests.explore.tab import HOSTILE, SHAPES, Opener, Page
 

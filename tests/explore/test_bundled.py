@@ -10,8 +10,8 @@ import torch
 import anyformer as af
 from anyformer.explore.make_bundled import CHANGES, make_bundled
 from anyformer.explore.open_runs import BUNDLED, open_runs
-from anyformer.recipes import read_recipe
-from anyformer.run import load, snapshots
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.run import load, snapshots
 from tests.test_cli import run as command
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,16 +10,16 @@ import torch
 from anyformer.config import ConfigError, TokenLabels
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
-from anyformer.inspection.ablation import head_scores, run_without_heads
-from anyformer.inspection.attribution import attribute, integrated_gradients
-from anyformer.inspection.head_patterns import head_statistics
-from anyformer.inspection.patching import run_with_patches
-from anyformer.inspection.scalar_outputs import logit
-from anyformer.inspection.sublayers import attentions
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.ablation import head_scores, run_without_heads
+from anyformer.nn.inspection.attribution import attribute, integrated_gradients
+from anyformer.nn.inspection.head_patterns import head_statistics
+from anyformer.nn.inspection.patching import run_with_patches
+from anyformer.nn.inspection.scalar_outputs import logit
+from anyformer.nn.inspection.sublayers import attentions
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Tag
-from anyformer.run_inspection import Reading, read
+from anyformer.runs.run_inspection import Reading, read
 from tests.explore import made as making
 from tests.explore.made import RUNS, TEXT, body, made
 

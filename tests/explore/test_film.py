@@ -18,7 +18,7 @@ from anyformer.explore.open_runs import VIEWS, open_runs
 from anyformer.explore.page_bundle import key
 from anyformer.explore.requests import GifRequest
 from anyformer.explore.show import collect
-from anyformer.run import load, remove, snapshots, write_folder, write_model
+from anyformer.runs.run import load, remove, snapshots, write_folder, write_model
 from tests.explore.filmed import LAST, STEPS, filmed
 from tests.explore.made import TEXT
 from tests.training import small

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyformer.explore.open_runs import OpenRun, Workspace
-from anyformer.inspection.taps import hidden_with_taps, run_with_taps
+from anyformer.nn.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
 from tests.explore import made

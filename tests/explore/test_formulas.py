@@ -42,7 +42,7 @@ from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.path_place import Place
 from anyformer.explore.requests import StageRequest, TextRequest
 from anyformer.explore.trace import last_side
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Classify, Embed, LanguageModel, MaskedLanguageModel
 from tests.explore import made

@@ -13,7 +13,7 @@ from anyformer.explore.lesson_file import Lesson, Shown, shipped_lessons
 from anyformer.explore.lessons import judge, list_lessons, read_lessons
 from anyformer.explore.open_runs import BUNDLED, OpenRun, Workspace, open_runs
 from anyformer.explore.page_bundle import sources
-from anyformer.inspection.sublayers import attentions
+from anyformer.nn.inspection.sublayers import attentions
 from tests.explore import made
 from tests.test_cli import run as command
 

@@ -9,8 +9,8 @@ import pytest
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
-from anyformer.processes import locked
-from anyformer.run import remove
+from anyformer.runs.processes import locked
+from anyformer.runs.run import remove
 from anyformer.training.loop import fit
 from tests.explore.tab import Opener, growing
 from tests.training import small

@@ -47,8 +47,8 @@ from anyformer.recipe import (
     Train,
     Words,
 )
-from anyformer.run import Run, load, write_folder, write_model
-from anyformer.run_inspection import attention_maps, read
+from anyformer.runs.run import Run, load, write_folder, write_model
+from anyformer.runs.run_inspection import attention_maps, read
 from tests.explore import made
 from tests.explore.formula_symbols import recompute
 from tests.explore.test_path import every_stage

@@ -11,7 +11,7 @@ import torch
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
-from anyformer.inspection.ablation import run_without_heads
+from anyformer.nn.inspection.ablation import run_without_heads
 from tests.explore.made import RUNS, body, made
 from tests.explore.test_views import tapped
 

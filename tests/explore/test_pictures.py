@@ -9,7 +9,7 @@ import pytest
 from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import Server
 from anyformer.explore.show import show
-from anyformer.run import load
+from anyformer.runs.run import load
 from tests.explore import made
 from tests.explore.tab import Opener, Page
 from tests.explore.test_media import RUNS, TEXT, write_media

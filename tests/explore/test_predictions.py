@@ -10,8 +10,8 @@ import torch
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
-from anyformer.inspection.logit_lens import logit_lens
-from anyformer.run_inspection import Reading
+from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.runs.run_inspection import Reading
 from tests.explore.made import RUNS, TEXT, body, made
 
 WITH_LENS = ["pair", "sort", "lm", "window", "latent", "prefix", "spans", "cells", "mlm", "tag", "classify", "several"]

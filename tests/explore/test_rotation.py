@@ -8,10 +8,10 @@ import pytest
 from anyformer.config import Attention, ConfigError, Latent, LinearScaling, NoPosition, Position, Rotary, YarnScaling
 from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
 from anyformer.explore.server import Server
-from anyformer.inspection.position_curves import position_curves
+from anyformer.nn.inspection.position_curves import position_curves
 from anyformer.nn.model import Transformer
 from anyformer.recipe import LanguageModel
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.explore import made
 from tests.explore.made import TEXT, body
 from tests.explore.tab import Opener

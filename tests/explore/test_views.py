@@ -14,13 +14,13 @@ import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
-from anyformer.inspection.ablation import run_without_heads
-from anyformer.inspection.cache_growth import cache_growth
-from anyformer.inspection.count import count
-from anyformer.inspection.logit_lens import logit_lens
-from anyformer.inspection.sublayers import attentions
-from anyformer.inspection.taps import run_with_taps
-from anyformer.run_inspection import Reading, read
+from anyformer.nn.inspection.ablation import run_without_heads
+from anyformer.nn.inspection.cache_growth import cache_growth
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.sublayers import attentions
+from anyformer.nn.inspection.taps import run_with_taps
+from anyformer.runs.run_inspection import Reading, read
 from tests.explore.made import RUNS, TARGETS, TEXT, body, made
 
 ATTENDING = [name for name in RUNS if name != "cells"]

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Literal
 
 from anyformer.config.spec import Positive, Size
-from anyformer.decoding.filters import PlainFilter, SamplingFilter, ban
-from anyformer.decoding.generate import run_sampling
-from anyformer.decoding.strategy import Sampling, Strategy
+from anyformer.generation.filters import PlainFilter, SamplingFilter, ban
+from anyformer.generation.generate import run_sampling
+from anyformer.generation.strategy import Sampling, Strategy
 
 
 class TopNSigma(SamplingFilter):

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from anyformer.config import Fault
 from anyformer.config.spec import Flag, Size
-from anyformer.conventions import IGNORE
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Task
 from anyformer.tasks.sequence_level import SequenceLevelTask
 

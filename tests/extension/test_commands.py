@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from anyformer import cli
 from anyformer.config import import_file
-from anyformer.decoding import session
+from anyformer.generation import session
 
 FILE = Path(__file__).with_name("my_parts.py")
 FEW = ["data.train.count=64", "data.valid.count=16", "data.test.count=16"]

@@ -14,7 +14,7 @@ from anyformer.config import ConfigError, import_file, part
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import gguf_vocabulary, public_tokenizers
 from anyformer.recipe import trainable
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from tests.training.small import assert_same_run, stop_at
 
 FILE = Path(__file__).with_name("my_data.py")

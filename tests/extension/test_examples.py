@@ -13,9 +13,9 @@ from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import Causal, NoPosition, import_file
 from anyformer.config.outside import outside_parts
-from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.context import Context
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.testing import check_part
 from anyformer.testing.check import SPLIT
 from anyformer.testing.subject import VOCAB, built, model_with

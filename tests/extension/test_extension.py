@@ -14,10 +14,10 @@ import anyformer as af
 from anyformer.config import Alibi, ConfigError, ModelConfig, Norm, Position, import_file, io
 from anyformer.config.cost import Cost
 from anyformer.explore.open_runs import OpenRun, Workspace
+from anyformer.generation.engine.request import Generation
 from anyformer.interop.gguf_export import to_gguf
 from anyformer.interop.hf_folder import to_hf
-from anyformer.recipes.from_run import config_of_run
-from anyformer.serve.request import Generation
+from anyformer.recipe.ready.from_run import config_of_run
 from anyformer.testing.subject import model_with
 from tests import loop
 from tests.serve.test_engine import answer

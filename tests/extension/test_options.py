@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from anyformer.config import ConfigError, import_file
-from anyformer.run import Run, write_folder, write_model
-from anyformer.serve.engine import Engine
+from anyformer.generation.engine.engine import Engine
+from anyformer.runs.run import Run, write_folder, write_model
 from tests.serve.http.served import serving_engine
 from tests.serve.responsive import make_run
 from tests.test_cli import done, refused

@@ -8,11 +8,11 @@ from torch import nn
 
 import anyformer as af
 from anyformer.config import ConfigError, Mixer, import_file
-from anyformer.conventions import Note
-from anyformer.decoding import session
+from anyformer.generation import session
+from anyformer.generation.engine.request import Generation, Limits
+from anyformer.kernels.conventions import Note
 from anyformer.nn.model import Transformer
-from anyformer.run import write_run
-from anyformer.serve.request import Generation, Limits
+from anyformer.runs.run import write_run
 from anyformer.testing.subject import built, model_with, random_ids
 from tests import loop
 

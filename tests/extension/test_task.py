@@ -12,7 +12,7 @@ from anyformer.config import ConfigError, Head, ModelConfig, Shape, import_file,
 from anyformer.config.part import kind_of
 from anyformer.config.spec import alternatives
 from anyformer.recipe import Batches, Recipe, Task, TaskFile
-from anyformer.run import load, unfinished
+from anyformer.runs.run import load, unfinished
 from tests.serve.http.process import started
 from tests.test_cli import done, refused
 

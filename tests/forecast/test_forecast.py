@@ -7,17 +7,17 @@ from hypothesis import given, settings as budget, strategies as st
 
 from anyformer import presets
 from anyformer.config import ConfigError, ModelConfig, io
-from anyformer.forecast.estimate import Engine, Forecast, forecast
-from anyformer.forecast.network import Group
-from anyformer.forecast.search import NoSplit, best_split
-from anyformer.forecast.split import Split, can_split_layers, part_weights, step_memory, tensor_part
-from anyformer.forecast.work import Rows, step_work
-from anyformer.forecast.workload import Sizes, Workload, model_workload, recipe_workload
-from anyformer.gpu_table import GPUS, find_gpu
-from anyformer.inspection.count import count
-from anyformer.inspection.memory import training_memory
+from anyformer.kernels.gpu_table import GPUS, find_gpu
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.memory import training_memory
 from anyformer.recipe.model_split import context_faults, tensor_faults
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
+from anyformer.training.forecast.estimate import Engine, Forecast, forecast
+from anyformer.training.forecast.network import Group
+from anyformer.training.forecast.search import NoSplit, best_split
+from anyformer.training.forecast.split import Split, can_split_layers, part_weights, step_memory, tensor_part
+from anyformer.training.forecast.work import Rows, step_work
+from anyformer.training.forecast.workload import Sizes, Workload, model_workload, recipe_workload
 
 H100 = GPUS["h100"]
 LLAMA = presets.llama(depth=4, width=512, heads=8, kv_heads=4, ff=1024, vocab=4096)

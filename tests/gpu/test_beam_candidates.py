@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anyformer import presets
-from anyformer.decoding import top_k
-from anyformer.decoding.beam_search import beam_search
+from anyformer.generation import top_k
+from anyformer.generation.beam_search import beam_search
 from anyformer.kernels.beam_candidates import can_find_candidates
 from anyformer.nn.model import Transformer
 

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from anyformer import presets
-from anyformer.cache.kv_cache import CacheKind
+from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import LM, Attention, Block, ModelConfig, Rotary, Stack, Tokens, Window
-from anyformer.decoding import buffers, session
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.request import Request
-from anyformer.decoding.session import Session
+from anyformer.generation import buffers, session
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.generate import generate, stream
+from anyformer.generation.request import Request
+from anyformer.generation.session import Session
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.experts import MAX_GATHERED_ROWS
 from anyformer.nn.model import Transformer
-from anyformer.transforms.quantise import quantise
-from anyformer.transforms.rounding import Bits
+from anyformer.nn.transforms.quantise import quantise
+from anyformer.nn.transforms.rounding import Bits
 
 CUDA = torch.device("cuda")
 

@@ -7,7 +7,7 @@ from torch._inductor.utils import run_and_get_code
 
 from anyformer.kernels.fp8 import E4M3, E5M2, launch, reference, to_fp8
 from anyformer.kernels.private import choice_options, long_row_choices
-from anyformer.transforms import fp8
+from anyformer.nn.transforms import fp8
 
 CUDA = torch.device("cuda")
 

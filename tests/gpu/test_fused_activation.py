@@ -5,7 +5,7 @@ import torch
 
 from anyformer.config import Activation, Gelu, LayerNorm, Norm, Relu, RMSNorm
 from anyformer.nn.feedforward import PlainFFN
-from anyformer.transforms.substitute import substitute
+from anyformer.nn.transforms.substitute import substitute
 from tests.narrow import begin, kept, same
 
 

@@ -19,7 +19,7 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.kernels.chunked_recurrence import recur_in_chunks
 from anyformer.kernels.fused_recurrence import can_fuse_recurrence, recur_fused
 from anyformer.kernels.linear_recurrence import Recurrence, recur

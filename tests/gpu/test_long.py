@@ -32,8 +32,8 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.inspection.count import count
 from anyformer.kernels.runtime import Runtime
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 
 CUDA = torch.device("cuda")

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer import presets
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import MAX_INT8_ROWS, RowFusion, fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
-from anyformer.transforms import substitute
-from anyformer.transforms.quantise import quantise
-from anyformer.transforms.rounding import Rounded, pack_nibbles, round_off
+from anyformer.nn.transforms import substitute
+from anyformer.nn.transforms.quantise import quantise
+from anyformer.nn.transforms.rounding import Rounded, pack_nibbles, round_off
 from tests.row_fusion import apart
 
 CUDA = torch.device("cuda")

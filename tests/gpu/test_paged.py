@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from anyformer.attention.cache.paged import PagedCache
 from anyformer.attention.lowered import FewQueries
-from anyformer.cache.paged import PagedCache
 from anyformer.config import LM, Alibi, Attention, Block, Causal, ModelConfig, Pattern, Rotary, Stack, Tokens, Window
 from anyformer.config.position import Position
-from anyformer.decoding.step import step
+from anyformer.generation.engine.pool import new_pool
+from anyformer.generation.step import step
 from anyformer.nn.model import Transformer
-from anyformer.serve.pool import new_pool
 
 CUDA = torch.device("cuda")
 ROWS, PROMPT, STEPS, SIZE = 5, 40, 12, 16

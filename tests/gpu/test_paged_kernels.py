@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from anyformer.attention.attend import attend
+from anyformer.attention.cache.paged import PagedSlots
 from anyformer.attention.layout import Pages
 from anyformer.attention.lowered import Dense, FewQueries
 from anyformer.attention.scores import Scoring
-from anyformer.cache.paged import PagedSlots
 from anyformer.config import RMSNorm, Rotary
 from anyformer.kernels.paged import rotate_heads, write_pages
 from tests.attention.paging import to_pages

@@ -29,7 +29,7 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer

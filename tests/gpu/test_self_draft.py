@@ -9,9 +9,9 @@ import torch
 
 from anyformer import presets
 from anyformer.config import LM, MultiToken
-from anyformer.decoding.generate import generate
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import OwnHead
+from anyformer.generation.generate import generate
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import OwnHead
 from anyformer.nn.model import Transformer
 
 VOCAB = 97

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anyformer.decoding.strategy import Beam, Sampling
-from anyformer.serve.request import Generation, Limits
+from anyformer.generation.engine.request import Generation, Limits
+from anyformer.generation.strategy import Beam, Sampling
 from tests import loop
 from tests.serve.mixed_requests import BUSY, MODELS, PAIR, VOCAB, answer_all, answer_each, build, draw_all
 

@@ -5,7 +5,7 @@ import torch
 
 from anyformer.kernels.split_linear import launch, reference
 from anyformer.nn.linear import Linear
-from anyformer.transforms.substitute import substitute
+from anyformer.nn.transforms.substitute import substitute
 from tests.kernels.test_split_linear import parts_of
 from tests.narrow import begin, same
 

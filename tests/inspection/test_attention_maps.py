@@ -21,10 +21,10 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.inspection.attention_maps import attention_maps
-from anyformer.inspection.plot import plot_map
-from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.context import Tap
+from anyformer.nn.inspection.attention_maps import attention_maps
+from anyformer.nn.inspection.plot import plot_map
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, models, seeds, tokens
 

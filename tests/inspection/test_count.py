@@ -33,7 +33,7 @@ from anyformer.config import (
     Tokens,
     Transform,
 )
-from anyformer.inspection.count import Row, Table, count
+from anyformer.nn.inspection.count import Row, Table, count
 from anyformer.presets import PRESETS, bart, bert, gpt2, llama, mistral, t5, vaswani
 
 D, H, V, T, S, B, N = 64, 4, 97, 24, 10, 3, 5  # width, heads, vocabulary, lengths, batch, depth

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from anyformer import presets
-from anyformer.inspection import plot
-from anyformer.inspection.attribution import Attribution, attribute
-from anyformer.inspection.cache_growth import cache_growth
-from anyformer.inspection.logit_lens import logit_lens
-from anyformer.inspection.scalar_outputs import logit
+from anyformer.nn.inspection import plot
+from anyformer.nn.inspection.attribution import Attribution, attribute
+from anyformer.nn.inspection.cache_growth import cache_growth
+from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.scalar_outputs import logit
 from anyformer.nn.model import Transformer
 
 pytest.importorskip("matplotlib")

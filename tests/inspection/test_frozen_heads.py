@@ -20,7 +20,7 @@ from anyformer.config import (
     TokenLabels,
     Transform,
 )
-from anyformer.inspection.logit_terms import logit_terms
+from anyformer.nn.inspection.logit_terms import logit_terms
 from tests.inspection.small_models import BLOCK, READ, TARGET
 from tests.strategies import build, close
 

@@ -8,17 +8,17 @@ from rich.cells import cell_len
 from torch import Tensor
 
 from anyformer.config import LM, Alibi, Attention, Block, ModelConfig, Rotary, Stack, Tokens
-from anyformer.inspection import plot
-from anyformer.inspection.ablation import head_scores
-from anyformer.inspection.attention_maps import attention_maps
-from anyformer.inspection.attribution import attribute
-from anyformer.inspection.cache_growth import cache_growth
-from anyformer.inspection.head_patterns import head_statistics
-from anyformer.inspection.logit_lens import logit_lens
-from anyformer.inspection.position_curves import position_curves
-from anyformer.inspection.scalar_outputs import logit
-from anyformer.inspection.score_terms import score_terms
-from anyformer.inspection.terminal_maps import fitted, map_lines, strongest
+from anyformer.nn.inspection import plot
+from anyformer.nn.inspection.ablation import head_scores
+from anyformer.nn.inspection.attention_maps import attention_maps
+from anyformer.nn.inspection.attribution import attribute
+from anyformer.nn.inspection.cache_growth import cache_growth
+from anyformer.nn.inspection.head_patterns import head_statistics
+from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.position_curves import position_curves
+from anyformer.nn.inspection.scalar_outputs import logit
+from anyformer.nn.inspection.score_terms import score_terms
+from anyformer.nn.inspection.terminal_maps import fitted, map_lines, strongest
 from tests.strategies import build, close, tokens
 
 T = 8

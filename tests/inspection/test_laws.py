@@ -24,14 +24,14 @@ from anyformer.config import (
     Stack,
     Window,
 )
-from anyformer.inspection import taps
-from anyformer.inspection.attention_maps import attention_maps
-from anyformer.inspection.cache_growth import cache_growth
-from anyformer.inspection.count import count
-from anyformer.inspection.logit_lens import logit_lens
-from anyformer.inspection.patching import run_with_patches
-from anyformer.inspection.sublayers import attentions
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection import taps
+from anyformer.nn.inspection.attention_maps import attention_maps
+from anyformer.nn.inspection.cache_growth import cache_growth
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.patching import run_with_patches
+from anyformer.nn.inspection.sublayers import attentions
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.inspection.small_models import BLOCK, FEW_EXAMPLES, PAIR, READ, SOURCE, TARGET, decoder, read
 from tests.strategies import build, close, models, seeds

@@ -8,11 +8,11 @@ from hypothesis import given
 from torch import Tensor
 
 from anyformer.config import ModelConfig
-from anyformer.inspection.ablation import run_without_heads
-from anyformer.inspection.logit_terms import logit_terms, split_logit, term_names
-from anyformer.inspection.residual_stream import layer_stream
-from anyformer.inspection.sublayers import attentions, stacks_of
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.ablation import run_without_heads
+from anyformer.nn.inspection.logit_terms import logit_terms, split_logit, term_names
+from anyformer.nn.inspection.residual_stream import layer_stream
+from anyformer.nn.inspection.sublayers import attentions, stacks_of
+from anyformer.nn.inspection.taps import run_with_taps
 from tests.inspection.small_models import FEW_EXAMPLES, PAIR, SOURCE, TARGET, read
 from tests.strategies import build, close, models, seeds
 

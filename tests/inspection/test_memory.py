@@ -11,12 +11,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from anyformer import presets
 from anyformer.attention.choose import FLEX_MIN_PAIRS
 from anyformer.config import MaskedLM, ModelConfig, NoHead, io
-from anyformer.inspection.memory import MAX_LOGIT_BYTES, MAX_MASK_PAIRS, Memory, Precision, training_memory
 from anyformer.kernels import cross_entropy as loss
 from anyformer.nn import dropout
 from anyformer.nn.aux_outputs import AuxOutputs
+from anyformer.nn.inspection.memory import MAX_LOGIT_BYTES, MAX_MASK_PAIRS, Memory, Precision, training_memory
 from anyformer.nn.model import Transformer
-from anyformer.transforms.substitute import substitute
+from anyformer.nn.transforms.substitute import substitute
 
 D, H, V, T, B = 64, 2, 128, 64, 4
 

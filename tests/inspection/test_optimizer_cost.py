@@ -6,16 +6,16 @@ from hypothesis import given, settings
 
 from anyformer import presets
 from anyformer.config import ConfigError, LoRA, ModelConfig, io
-from anyformer.forecast.estimate import forecast
-from anyformer.forecast.split import Split
-from anyformer.forecast.workload import Sizes, Workload, recipe_workload
-from anyformer.gpu_table import GPUS
-from anyformer.inspection.memory import training_memory
-from anyformer.inspection.optimizer_cost import hidden_matrices, trained_weights
+from anyformer.kernels.gpu_table import GPUS
+from anyformer.nn.inspection.memory import training_memory
+from anyformer.nn.inspection.optimizer_cost import hidden_matrices, trained_weights
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SGD, Adafactor, AdamW, Muon, Optimizer
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.finetune import freeze
+from anyformer.training.forecast.estimate import forecast
+from anyformer.training.forecast.split import Split
+from anyformer.training.forecast.workload import Sizes, Workload, recipe_workload
 from anyformer.training.hidden_matrices import hidden_matrices as built_matrices
 from anyformer.training.optimisers import build_optimizer
 from tests.strategies import models

@@ -8,8 +8,8 @@ import transformers as hf
 from torch import Tensor
 
 import anyformer as af
-from anyformer.decoding.generate import generate
-from anyformer.run import Run
+from anyformer.generation.generate import generate
+from anyformer.runs.run import Run
 from tests.interop import (
     test_clip as clip,
     test_decoders as decoders,

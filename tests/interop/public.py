@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import Tensor, nn
 
 import anyformer as af
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.ragged import Ragged as Ragged, ragged as rows
 
 hf.logging.disable_progress_bar()

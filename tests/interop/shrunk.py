@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.config import ConfigError, Embedder, NoHead, NoTransform
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.hf_folder import read_model
 from anyformer.nn.model import Transformer

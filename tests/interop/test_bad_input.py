@@ -18,7 +18,7 @@ from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import import_model
 from anyformer.interop.weight_files import MAX_HEADER_BYTES
 from anyformer.recipe import Characters, LanguageModel
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.test_cli import done, refused
 
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -11,7 +11,7 @@ import transformers as hf
 import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.interop import import_model
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.tasks.base import ending_ids
 from tests.data.chat_cases import CHATML, CONVERSATIONS, STYLES, tokenizer, turns
 from tests.test_cli import refused

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 import anyformer as af
 from anyformer import presets
 from anyformer.attention.layout import Layout
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.cli.app import app
 from anyformer.config import LM, ConfigError, FeatureSegment, Media, ModelConfig
 from anyformer.interop import import_model
 from anyformer.interop.hf_folder import to_hf
-from anyformer.media_batch import MediaBatch
 from anyformer.nn.inputs import Inputs
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import BOS, PAD, TOLERANCE, VOCAB, PublicModel, Ragged, tensors, write_tokenizer
 from tests.interop.test_pictures import SIDE, draw
 

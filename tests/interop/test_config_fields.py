@@ -8,10 +8,10 @@ import pytest
 import transformers as hf
 
 from anyformer.config import ConfigError, ModelConfig
-from anyformer.inspection.count import count
 from anyformer.interop import transformers_fields
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import FAMILIES
+from anyformer.nn.inspection.count import count
 from tests.interop.make_transformers_fields import made, names
 
 CLASSES = {kind: hf.CONFIG_MAPPING[kind] for kind in FAMILIES}

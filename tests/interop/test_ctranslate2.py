@@ -9,9 +9,9 @@ import torch
 import anyformer as af
 from anyformer.config import ModelConfig
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.recipe import Characters, LanguageModel
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 pytest.importorskip("transformers", reason="needs the extra `hf`")

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 import anyformer as af
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.ctranslate2_export import DECODERS, export_ctranslate2
 from anyformer.interop.families import FAMILIES
 from anyformer.recipe import Seq2Seq
-from anyformer.run import Run, new_folder, write_run
+from anyformer.runs.run import Run, new_folder, write_run
 from anyformer.tasks.generation_defaults import GenerationDefaults
 from tests.interop.public import BOS, EOS, PAD, VOCAB, PublicModel, words
 from tests.interop.test_decoders import bloom, gpt2, gptj, llama, rope

@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 import anyformer as af
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from tests.interop.public import (
     BOS,
     EOS,

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 import anyformer as af
 from anyformer.config import ConfigError
-from anyformer.decoding.strategy import strategy
+from anyformer.generation.strategy import strategy
 from anyformer.interop import import_model
 from anyformer.interop.generation_config import FILE, fields, read
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults

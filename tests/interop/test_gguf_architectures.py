@@ -15,7 +15,7 @@ from anyformer.interop.families.phi3 import PHI3
 from anyformer.interop.gguf_export import to_gguf
 from anyformer.interop.same_model import differences
 from anyformer.recipe import Bytes, LanguageModel
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")

@@ -20,7 +20,7 @@ from anyformer.interop.gguf_tokenizers import SPLITTINGS
 from anyformer.interop.gguf_vocabulary import describe
 from anyformer.interop.same_model import differences
 from anyformer.recipe import BPE, Bytes, LanguageModel
-from anyformer.run import Run, write_folder, write_model
+from anyformer.runs.run import Run, write_folder, write_model
 from tests.test_cli import done, refused
 from tests.test_cli_interop import write_run
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.test_cli import done
 
 hf = pytest.importorskip("transformers", reason="needs the extra `hf`")

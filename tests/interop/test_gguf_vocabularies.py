@@ -19,7 +19,7 @@ from anyformer.interop.gguf_tokenizers import model_file
 from anyformer.interop.public_tokenizers import frame, word_pieces
 from anyformer.interop.sentencepiece_conversion import library_form
 from anyformer.recipe import AnyTask, Encoder, LanguageModel
-from anyformer.run import Run
+from anyformer.runs.run import Run
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 pytest.importorskip("xllamacpp", reason="needs the extra `dev-all` (llama.cpp)")

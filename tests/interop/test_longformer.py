@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import anyformer as af
-from anyformer.conventions import PLAIN, SEER
+from anyformer.kernels.conventions import PLAIN, SEER
 from tests.interop.public import TOLERANCE, furthest, ragged
 from tests.interop.test_encoders import LABELS, longformer
 

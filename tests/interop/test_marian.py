@@ -8,7 +8,7 @@ import transformers as hf
 
 import anyformer as af
 from anyformer.interop import import_model
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.slow_cases import lay_out, load
 from tests.interop.slow_lines import lines
 

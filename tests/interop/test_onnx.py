@@ -13,11 +13,11 @@ from torch import Tensor
 import anyformer as af
 from anyformer.config import Block, Classifier, ConfigError, Embedder, Features, ModelConfig, NoMixer, Stack
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.interop import onnx
 from anyformer.recipe import Characters, LanguageModel
-from anyformer.recipes import read_recipe
-from anyformer.run import write_folder, write_model
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.run import write_folder, write_model
 from tests.test_cli import done, refused
 
 runtime = pytest.importorskip("onnxruntime", reason="needs the extra `export`")

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 import anyformer as af
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import again
 from tests.test_cli import done, refused
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.generate import generate
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.generate import generate
 from anyformer.recipe import Seq2Seq
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import (
     BOS,
     EOS,

@@ -15,7 +15,7 @@ from anyformer.config import ConfigError, LoRA
 from anyformer.interop import import_model
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.peft import _pattern, export_peft
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import TOLERANCE, VOCAB, PublicModel
 from tests.interop.test_decoders import falcon, gpt2, llama, neox, qwen3_next
 from tests.interop.test_encoders import bert

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 import anyformer as af
 from anyformer.config import ConfigError, Embedder
 from anyformer.interop import import_model
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import LENGTH, PublicModel, tensors
 from tests.interop.test_bad_input import change
 from tests.interop.test_decoders import llama

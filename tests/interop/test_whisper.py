@@ -16,10 +16,10 @@ from torch import Tensor
 import anyformer as af
 from anyformer.config import Audio, Spectrogram
 from anyformer.data.spectrogram import log_mel
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.interop import ctranslate2, import_model
 from anyformer.recipe import Transcribe
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.interop.public import EOS, PAD, TOLERANCE, VOCAB, WIDTH, PublicModel, again, tensors, words
 
 MELS, PLACES, NEW = 8, 20, 8

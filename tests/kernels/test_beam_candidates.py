@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.top_k import top_candidates
+from anyformer.generation.top_k import top_candidates
 from anyformer.kernels import beam_candidates
 from anyformer.kernels.beam_candidates import can_find_candidates, find_candidates
 

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
 from anyformer.kernels import dot_product
-from anyformer.transforms.dot_product_format import DotProductFormat
-from anyformer.transforms.rounding import Bits, Rounded, round_off
+from anyformer.nn.transforms.dot_product_format import DotProductFormat
+from anyformer.nn.transforms.rounding import Bits, Rounded, round_off
 
 HOW: list[tuple[Bits, int | None]] = [(8, None)]
 if dot_product.is_available(4):

@@ -14,8 +14,8 @@ from anyformer.config import Activation, Gelu, Relu, Silu
 from anyformer.kernels import fp8, fused_activation as activated
 from anyformer.kernels.fused_activation import TALL, launch, reference
 from anyformer.nn.feedforward import PlainFFN
-from anyformer.transforms.fp8 import learn_in_fp8
-from anyformer.transforms.substitute import substitute
+from anyformer.nn.transforms.fp8 import learn_in_fp8
+from anyformer.nn.transforms.substitute import substitute
 from tests.narrow import begin, same, slopes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, and of CPUs without bf16

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from anyformer.kernels import matmul as products
 from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import RowFusion, Shape, fits_row_kernel, int8_linear, linear, one_row_linear
-from anyformer.transforms.rounding import RoundedFormat, pack_nibbles, round_off
+from anyformer.nn.transforms.rounding import RoundedFormat, pack_nibbles, round_off
 from tests.row_fusion import apart
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"

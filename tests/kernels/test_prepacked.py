@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer import presets
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.generate import generate
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.generate import generate
 from anyformer.kernels import prepacked as packs_file
 from anyformer.kernels.matmul import linear
 from anyformer.kernels.prepacked import PrepackedWeights, can_use_prepacked, prepacking_pays, use_prepacked

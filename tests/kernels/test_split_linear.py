@@ -14,7 +14,7 @@ from anyformer.kernels import split_linear as module
 from anyformer.kernels.fused_activation import TALL
 from anyformer.kernels.split_linear import launch, reference
 from anyformer.nn.linear import Linear
-from anyformer.transforms.substitute import substitute
+from anyformer.nn.transforms.substitute import substitute
 from tests.narrow import begin, same, slopes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, and of CPUs without bf16

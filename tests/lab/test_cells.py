@@ -14,7 +14,7 @@ from rich.console import Console
 
 from anyformer.config import ConfigError
 from anyformer.lab.cells import SCRATCH, Cell, Local, measure_all, read_results
-from anyformer.processes import scratch
+from anyformer.runs.processes import scratch
 from anyformer.training.signals import Signals
 
 CELLS: list[Cell] = [{"x": x, "seed": seed} for x in (1, 2, 3) for seed in (0, 1)]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
-from anyformer.inspection.plot import pyplot
 from anyformer.lab.cells import Cell, Result, key
 from anyformer.lab.experiment import NAMES, Word, find
 from anyformer.lab.figures import WIDTH
+from anyformer.nn.inspection.plot import pyplot
 from tests.lab import made_up
 from tests.lab.made_up import CURVE, Found, but, made
 

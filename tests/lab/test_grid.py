@@ -21,7 +21,7 @@ from anyformer.lab.grid import (
     load_grid,
     run_grid,
 )
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 
 SMALL = (
     "model.width=16",

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout
 from anyformer.config import ModelConfig
-from anyformer.conventions import PADDING
-from anyformer.decoding import beam_search as beam, contrastive, generate as decode, speculative
-from anyformer.decoding.constraints.constraint import Trie
-from anyformer.decoding.request import Request
-from anyformer.decoding.session import Session
+from anyformer.generation import beam_search as beam, contrastive, generate as decode, speculative
+from anyformer.generation.constraints.constraint import Trie
+from anyformer.generation.request import Request
+from anyformer.generation.session import Session
+from anyformer.kernels.conventions import PADDING
 from anyformer.nn.model import Transformer
 from tests.strategies import VOCAB, build, models, seeds, tokens
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from anyformer.attention.cache.kv_cache import Cache
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Documents
-from anyformer.cache.kv_cache import Cache
 from anyformer.config import Attention, Block, Causal, ModelConfig, Plain, Rotary, Stack, Tokens, Window
-from anyformer.decoding.buffers import DecodeBuffers
-from anyformer.decoding.prefill import Prompts, prefill
+from anyformer.generation.buffers import DecodeBuffers
+from anyformer.generation.prefill import Prompts, prefill
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer

@@ -34,9 +34,9 @@ from anyformer.config import (
 )
 from anyformer.data.batch import Example, collate
 from anyformer.data.media import MediaStore
-from anyformer.decoding.score import score, top_tokens
-from anyformer.inspection.count import count
+from anyformer.generation.score import score, top_tokens
 from anyformer.nn.inputs import Inputs
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import inputs_of
 from anyformer.training.parallel import Ranks

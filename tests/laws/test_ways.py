@@ -6,8 +6,8 @@ from hypothesis import given
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import ModelConfig
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, models, seeds, tokens
 

@@ -9,11 +9,11 @@ from unittest.mock import Mock
 import pytest
 
 from anyformer.data.loader import Cursor
-from anyformer.new import budget, loop, models
-from anyformer.new.draft import Draft, Request, draft
 from anyformer.recipe import Crops, Lengths, Packed, Padded
 from anyformer.training import plan
 from anyformer.training.job import Job
+from anyformer.training.new_recipe import budget, loop, models
+from anyformer.training.new_recipe.draft import Draft, Request, draft
 
 WORDS = ["고양이", "개가", "cat", "dog", "runs", "猫", "睡", "a"]
 

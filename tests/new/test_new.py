@@ -11,11 +11,17 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from anyformer.new.budget import MIN_LEARNING_STEPS, MIN_STEPS, cycles_within, minutes_note, steps_within
-from anyformer.new.draft import TASKS
 from anyformer.recipe import MAX_CYCLES
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training import plan
+from anyformer.training.new_recipe.budget import (
+    MIN_LEARNING_STEPS,
+    MIN_STEPS,
+    cycles_within,
+    minutes_note,
+    steps_within,
+)
+from anyformer.training.new_recipe.draft import TASKS
 from tests.interop.test_encoders import bert
 from tests.interop.test_sentence_transformers import sentences as save_sentences
 from tests.test_cli import done, refused, run

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from anyformer.cli import app
 from anyformer.config import ConfigError
-from anyformer.new.draft import ROLES, TASKS, Request, draft, task_kind
+from anyformer.training.new_recipe.draft import ROLES, TASKS, Request, draft, task_kind
 from tests.test_cli import refused
 
 Command = typer.main.get_command(app).commands["new"]  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def test_columns_may_be_numbers() -> None:
 )
 def test_columns_of_conllu(given: str, column: int) -> None:
     write_conllu(Path("x.conllu"))
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
 
     Path("x.toml").write_text(drafted("tag", ["x.conllu"], {"tags": given}), encoding="utf-8")
     tag = read_recipe("x.toml").data.train.tag  # type: ignore[union-attr]
@@ -178,7 +178,7 @@ def write_notes(root: Path) -> int:
 
 @pytest.mark.parametrize("task", ["lm", "mlm"])
 def test_a_folder_of_texts_is_read_as_a_whole(task: str) -> None:
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
     from anyformer.training.prepare import read_rows
 
     characters = write_notes(Path("notes"))
@@ -231,7 +231,7 @@ SETTINGS = [
 @pytest.mark.parametrize("overrides", SETTINGS)
 def test_a_setting_is_in_the_recipe(overrides: list[str]) -> None:
     """The written recipe is the drafted one with the settings changed as `train` would."""
-    from anyformer.recipes import read_recipe
+    from anyformer.recipe.ready import read_recipe
 
     write_table(Path("x.csv"))
     columns = {"text": "one", "label": "three"}

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.attend import attend
+from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.attention.scores import Scoring
-from anyformer.cache.ring import Step
 from anyformer.config import (
     Attention,
     Block,

@@ -13,15 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anyformer import presets
 from anyformer.config import Experts, Gated
-from anyformer.decoding import buffers
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.buffers import DecodeBuffers
+from anyformer.generation import buffers
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.buffers import DecodeBuffers
 from anyformer.kernels.cuda_graph import for_capture
 from anyformer.nn import experts
 from anyformer.nn.experts import MAX_GATHERED_ROWS, ExpertRows, expert_matmul
 from anyformer.nn.model import Transformer
-from anyformer.transforms.quantise import quantise
-from anyformer.transforms.rounding import Bits, RoundedFormat, round_off
+from anyformer.nn.transforms.quantise import quantise
+from anyformer.nn.transforms.rounding import Bits, RoundedFormat, round_off
 from tests.nn.small_experts import NOWHERE
 from tests.strategies import seeds
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from anyformer.attention.cache.kv_cache import Cache, CacheKind
 from anyformer.attention.layout import Layout
-from anyformer.cache.kv_cache import Cache, CacheKind
 from anyformer.config import (
     LM,
     Alibi,

@@ -26,8 +26,8 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.inspection.taps import run_with_taps
 from anyformer.kernels.runtime import Runtime
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.nn.positions import decoder
 from tests.strategies import build, close, seeds, tokens

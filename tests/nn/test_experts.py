@@ -21,12 +21,12 @@ from anyformer.config import (
     SoftmaxTopK,
     io,
 )
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Tap
 from anyformer.nn.experts import ExpertRows, Mixture, expert_matmul
 from anyformer.nn.init import initialise
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.nn.small_experts import NOWHERE, ROUTERS, WIDTH, made, model_of, networks, random
 from tests.strategies import build, close, seeds, tokens

@@ -14,14 +14,14 @@ from torch import Tensor
 from anyformer import presets
 from anyformer.attention.layout import Layout, check_values
 from anyformer.config import Embedder
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.contrastive import contrastive_search
-from anyformer.decoding.generate import generate, stream
-from anyformer.decoding.speculative import speculate
-from anyformer.decoding.strategy import Draft, Lookup
-from anyformer.inspection.ablation import run_without_heads
-from anyformer.inspection.attention_maps import attention_maps
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.contrastive import contrastive_search
+from anyformer.generation.generate import generate, stream
+from anyformer.generation.speculative import speculate
+from anyformer.generation.strategy import Draft, Lookup
 from anyformer.nn.inputs import Inputs
+from anyformer.nn.inspection.ablation import run_without_heads
+from anyformer.nn.inspection.attention_maps import attention_maps
 from anyformer.nn.model import Transformer
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])

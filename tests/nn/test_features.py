@@ -33,9 +33,9 @@ from anyformer.config import (
     Tokens,
     io,
 )
-from anyformer.decoding.generate import generate
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
+from anyformer.generation.generate import generate
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, models, seeds, tokens
 

@@ -18,10 +18,10 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Tap
 from anyformer.nn.linear import adapt
 from anyformer.nn.model import Transformer
-from anyformer.parallel.split_modules import ColumnLinear, RowLinear
-from anyformer.transforms import rounding, substitute
-from anyformer.transforms.quantise import quantise
-from anyformer.transforms.rounding import unpack_nibbles
+from anyformer.nn.transforms import rounding, substitute
+from anyformer.nn.transforms.quantise import quantise
+from anyformer.nn.transforms.rounding import unpack_nibbles
+from anyformer.training.ranks.split_modules import ColumnLinear, RowLinear
 from tests.row_fusion import apart
 
 SIZES: dict[str, Any] = {"depth": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff": 96, "vocab": 50}

@@ -26,9 +26,9 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.conventions import PADDING, PLAIN, SEER
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
+from anyformer.kernels.conventions import PADDING, PLAIN, SEER
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.nn.positions import decoder
 from tests.strategies import build, close, seeds, tokens

@@ -33,9 +33,9 @@ from anyformer.config import (
     Transform,
     Unscaled,
 )
-from anyformer.inspection.count import count
 from anyformer.nn import heads
 from anyformer.nn.heads import pool
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, seeds, tokens
 

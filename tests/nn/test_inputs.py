@@ -25,7 +25,7 @@ from anyformer.config import (
     Tokens,
     Unscaled,
 )
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, seeds, tokens
 

@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.config import LM, Attention, Block, ConfigError, LoRA, ModelConfig, Plain, Stack, Tokens
 from anyformer.config.adapter import adapted, every_matrix, misfits
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.nn.model import Transformer
-from anyformer.transforms.merge import merge
-from anyformer.transforms.quantise import quantise
-from anyformer.transforms.rounding import RoundedFormat
+from anyformer.nn.transforms.merge import merge
+from anyformer.nn.transforms.quantise import quantise
+from anyformer.nn.transforms.rounding import RoundedFormat
 from tests.strategies import build, close, models, seeds, tokens
 
 adapters = st.builds(

@@ -32,9 +32,9 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.decoding.generate import generate
-from anyformer.inspection.count import count
+from anyformer.generation.generate import generate
 from anyformer.nn.context import Context, RecurrentOptions
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.nn.recurrent import RecurrentMixer
 from tests.strategies import build, close, seeds, tokens

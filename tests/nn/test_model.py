@@ -7,8 +7,8 @@ import torch
 
 from anyformer.attention.layout import Layout, make_layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Stack, Tokens
-from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.inputs import Inputs
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.strategies import build, close, tokens
 

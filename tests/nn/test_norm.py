@@ -28,8 +28,8 @@ from anyformer.kernels.narrow_norm import _lengthened, _shortened
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
 from anyformer.nn.norm import OverBatch, normed
+from anyformer.nn.transforms.substitute import substitute
 from anyformer.training.parallel import sum_over_processes
-from anyformer.transforms.substitute import substitute
 from tests.forking import forking
 from tests.narrow import begin, kept, same
 from tests.strategies import VOCAB, build, close, seeds, tokens

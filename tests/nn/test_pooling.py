@@ -20,10 +20,10 @@ from anyformer.config import (
     Tokens,
     io,
 )
-from anyformer.inspection.attention_maps import attention_maps
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.context import Tap
+from anyformer.nn.inspection.attention_maps import attention_maps
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.nn.pooling import Windows
 from tests.strategies import RELATIVE, VOCAB, build, close, seeds, tokens

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import make_layout
 from anyformer.attention.position_module import Positions
-from anyformer.cache.ring import Step
 from anyformer.config import (
     Attention,
     Learned,
@@ -23,8 +23,8 @@ from anyformer.config import (
     Window,
 )
 from anyformer.config.spec import members
-from anyformer.inspection.taps import run_with_taps
 from anyformer.nn.init import initialise
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from tests.nn.positions import decoder, random, turn
 from tests.strategies import POSITIONS, build, close, seeds, tokens

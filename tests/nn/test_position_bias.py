@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import make_layout
-from anyformer.cache.ring import Step
 from anyformer.config import Alibi, Attention, Full, T5Bias, Window
 from tests.nn.positions import decoder, random
 from tests.strategies import build, close, seeds, tokens

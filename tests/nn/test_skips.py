@@ -20,9 +20,9 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.inspection.count import count
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Tap
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import SkipConnections
 from tests.strategies import close, tokens

@@ -23,19 +23,19 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.decoding.generate import generate
-from anyformer.decoding.prefix_cache import Reuse
-from anyformer.decoding.speculative import Lookup, speculate
-from anyformer.inspection.cache_growth import cache_growth
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
+from anyformer.generation.engine.pool import why_not_paged
+from anyformer.generation.generate import generate
+from anyformer.generation.prefix_cache import Reuse
+from anyformer.generation.speculative import Lookup, speculate
 from anyformer.nn.context import Context
+from anyformer.nn.inspection.cache_growth import cache_growth
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.nn.state_mixers.decay_init import TIME_STEPS
 from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
 from anyformer.nn.state_mixers.mamba2 import Mamba2Mixer
-from anyformer.serve.pool import why_not_paged
-from anyformer.transforms.quantise import quantise
+from anyformer.nn.transforms.quantise import quantise
 from tests.strategies import build, close, tokens
 
 GATED = LinearAttention(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.decoding.beam_search import Hypotheses, beam_search
-from anyformer.decoding.logit_processors import build
-from anyformer.decoding.strategy import EarlyStopping, Sampling
+from anyformer.generation.beam_search import Hypotheses, beam_search
+from anyformer.generation.logit_processors import build
+from anyformer.generation.strategy import EarlyStopping, Sampling
 from tests.parity.families import PAD, VOCAB, built
 from tests.parity.test_transformers import Ragged, ragged
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from anyformer.attention.attend import Backend
 from anyformer.attention.position_module import Positions
 from anyformer.config import BigBird, Graph, NoPosition, Pattern, Rotary, Window
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.experts import SoftmaxRouter
 from anyformer.nn.feedforward import GatedFFN, PlainFFN

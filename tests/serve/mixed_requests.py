@@ -10,10 +10,10 @@ import torch
 
 import anyformer as af
 from anyformer import presets
-from anyformer.decoding.constraints.constraint import Trie
-from anyformer.decoding.strategy import Beam, Sampling
-from anyformer.serve.request import Finished, Generation, Limits, Token
-from anyformer.serve.stats import Stats
+from anyformer.generation.constraints.constraint import Trie
+from anyformer.generation.engine.request import Finished, Generation, Limits, Token
+from anyformer.generation.engine.stats import Stats
+from anyformer.generation.strategy import Beam, Sampling
 from tests.serve.responsive import responsive
 
 VOCAB, STOP = 61, (5, 9)

@@ -7,7 +7,7 @@ import torch
 
 import anyformer as af
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from tests.decoding import small_models
 from tests.explore import made
 

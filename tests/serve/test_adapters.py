@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 import anyformer as af
 from anyformer.config import LoRA
-from anyformer.decoding.score import score
-from anyformer.serve.request import Completion, Generation, Limits, Token, UnknownModel
+from anyformer.generation.engine.request import Completion, Generation, Limits, Token, UnknownModel
+from anyformer.generation.score import score
 from tests import loop
 from tests.serve.responsive import decoder
 

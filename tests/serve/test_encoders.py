@@ -9,9 +9,9 @@ import pytest
 
 import anyformer as af
 from anyformer.config import ConfigError
+from anyformer.generation.engine.request import Limits, Unsupported
 from anyformer.recipe import Encoder, Prompt
-from anyformer.run import Run
-from anyformer.serve.request import Limits, Unsupported
+from anyformer.runs.run import Run
 from anyformer.tasks.imported_encoder import Encoding
 from tests import loop
 from tests.explore import made

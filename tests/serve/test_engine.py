@@ -6,9 +6,18 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.decoding.beam_search import beam_search
-from anyformer.decoding.strategy import Beam, Sampling
-from anyformer.serve.request import Closing, Finished, Generation, Limits, QueueFull, Token, TooLong, UnknownModel
+from anyformer.generation.beam_search import beam_search
+from anyformer.generation.engine.request import (
+    Closing,
+    Finished,
+    Generation,
+    Limits,
+    QueueFull,
+    Token,
+    TooLong,
+    UnknownModel,
+)
+from anyformer.generation.strategy import Beam, Sampling
 from tests import loop
 from tests.serve.responsive import decoder, pair
 from tests.strategies import VOCAB

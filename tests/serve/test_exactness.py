@@ -3,13 +3,13 @@
 import pytest
 
 import anyformer as af
-from anyformer.decoding.beam_search import run_beam_search
-from anyformer.decoding.generate import run_sampling
-from anyformer.decoding.strategy import Beam
-from anyformer.serve.admission import as_request
-from anyformer.serve.beams import hypotheses
-from anyformer.serve.request import Generation, Limits
-from anyformer.serve.stats import Stats
+from anyformer.generation.beam_search import run_beam_search
+from anyformer.generation.engine.admission import as_request
+from anyformer.generation.engine.beams import hypotheses
+from anyformer.generation.engine.request import Generation, Limits
+from anyformer.generation.engine.stats import Stats
+from anyformer.generation.generate import run_sampling
+from anyformer.generation.strategy import Beam
 from tests import loop
 from tests.serve.mixed_requests import BUSY, MODELS, PAIR, answer_all, build, draw_all
 

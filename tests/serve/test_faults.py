@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.decoding.score import score
-from anyformer.serve.request import Finished, Generation, Limits, Token
+from anyformer.generation.engine.request import Finished, Generation, Limits, Token
+from anyformer.generation.score import score
 from tests import loop
 from tests.serve.responsive import decoder
 

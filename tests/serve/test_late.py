@@ -11,12 +11,12 @@ import pytest
 
 import anyformer as af
 from anyformer import presets
-from anyformer.decoding.strategy import Beam, Sampling
-from anyformer.serve.adapters import share_body
-from anyformer.serve.job import Item, Job, Outbox, TokenIds
-from anyformer.serve.paged_server import PagedServer
-from anyformer.serve.request import Finished, Generation, Limits, Token
-from anyformer.serve.stats import Stats
+from anyformer.generation.engine.adapters import share_body
+from anyformer.generation.engine.job import Item, Job, Outbox, TokenIds
+from anyformer.generation.engine.paged_server import PagedServer
+from anyformer.generation.engine.request import Finished, Generation, Limits, Token
+from anyformer.generation.engine.stats import Stats
+from anyformer.generation.strategy import Beam, Sampling
 from tests.serve.mixed_requests import MODELS, build, draw
 from tests.serve.responsive import responsive
 from tests.serve.test_adapters import adapted

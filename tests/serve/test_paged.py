@@ -6,11 +6,11 @@ from itertools import pairwise
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.cache.paged import PagedCache, Source
+from anyformer.attention.cache.paged import PagedCache, Source
 from anyformer.config import ModelConfig
-from anyformer.decoding.step import step
+from anyformer.generation.engine.pool import new_pool, why_not_paged
+from anyformer.generation.step import step
 from anyformer.nn.inputs import Inputs
-from anyformer.serve.pool import new_pool, why_not_paged
 from tests.strategies import build, close, models, seeds, tokens
 
 paged = models(shapes=("decoder", "encoder-decoder"), mixers=("attention", "none"))

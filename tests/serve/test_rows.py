@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from anyformer.serve.rows import Row, StepRows, fill
+from anyformer.generation.engine.rows import Row, StepRows, fill
 
 PAGE = 4
 

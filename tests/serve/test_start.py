@@ -9,7 +9,7 @@ CODE = """
 import asyncio, sys
 import anyformer as af
 from anyformer import presets
-from anyformer.serve.request import Generation
+from anyformer.generation.engine.request import Generation
 
 async def main():
     async with af.Engine(af.Transformer(presets.vaswani(depth=1, width=16, heads=2, vocab=64))) as engine:

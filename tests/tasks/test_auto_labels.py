@@ -6,7 +6,7 @@ import pytest
 
 from anyformer.config import Classifier, ConfigError, ModelConfig, TokenLabels, io
 from anyformer.recipe import Classify, Recipe, Regress
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.training.plan import plan
 from anyformer.training.train import evaluate
 from tests.test_cli import refused

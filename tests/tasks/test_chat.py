@@ -10,15 +10,15 @@ import transformers as hf
 from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import collate
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.conversations import parse_messages, with_template
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import AdamW, Bytes, Chat, Crops, Data, LanguageModel, Packed, Recipe, RunTokenizer, TableFile
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.tasks.base import call, token_loss
 from anyformer.tasks.chat import Conversing
 from tests.data.chat_cases import CONVERSATIONS, STYLES, tokenizer, turns

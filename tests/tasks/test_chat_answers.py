@@ -11,17 +11,17 @@ from hypothesis import given, settings as examples, strategies as st
 from pyarrow import parquet
 
 from anyformer.config import ConfigError
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Example
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.conversations import MESSAGES
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows, read
 from anyformer.data.tokenizer import TextTokenizer
+from anyformer.generation.http.service import ServedRun
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Bytes, Chat, Data, Padded, Preferences, Recipe, Rewards, Seq2Seq, TableFile
 from anyformer.recipe.source import source_faults
-from anyformer.run import Run, load
-from anyformer.serve.http.service import ServedRun
+from anyformer.runs.run import Run, load
 from anyformer.tasks.chat import Conversing
 from anyformer.tasks.chat_answers import ChatAnswers, ChatPreferring, ChatRewardedAnswers
 from tests.data.chat_cases import STYLES, tokenizer, turns

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Tokens
-from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Classify, Regress, Words
-from anyformer.run import Run, load, write_folder, write_model
+from anyformer.runs.run import Run, load, write_folder, write_model
 from anyformer.tasks import sequence_level as row_tasks
 from anyformer.tasks.classify import Classifying
 from anyformer.tasks.metrics import f1, pearson, spearman

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.config import ConfigError, Rotary, io
 from anyformer.config.rotary_scaling import Llama3Scaling, NoScaling, YarnScaling
-from anyformer.decoding.strategy import Sampling
+from anyformer.generation.engine.engine import Engine
+from anyformer.generation.engine.request import Generation, Limits, TooLong
+from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
-from anyformer.run import Run, load, write_folder, write_model
-from anyformer.serve.engine import Engine
-from anyformer.serve.request import Generation, Limits, TooLong
+from anyformer.runs.run import Run, load, write_folder, write_model
 from anyformer.tasks.answer_budgets import TrainedLimit
 from tests import loop
 from tests.serve.http.served import TEMPLATE, serving_engine

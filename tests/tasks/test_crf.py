@@ -18,7 +18,7 @@ from anyformer.config import (
     TokenLabels,
     Tokens,
 )
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.tasks import crf
 from tests.strategies import build, close, seeds, tokens

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Bytes, Classify
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.tasks.classify import Classifying
 from anyformer.training.train import evaluate
 from tests.training.small import labelled, make, parities, quiet, run, said

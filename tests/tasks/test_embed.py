@@ -15,7 +15,7 @@ from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Embed, Padded, Recipe, Regress, Words
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.tasks.embed import MAX_QUERIES, Embedding, compare
 from anyformer.tasks.metrics import spearman
 from anyformer.tasks.regress import Regressing

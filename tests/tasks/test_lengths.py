@@ -12,7 +12,7 @@ from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.recipe import Packed, Padded, Recipe
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.train import evaluate
 from tests.training.small import CROPS, PACKED, PADDED, Shape, make, pairs, quiet, run, said, text

@@ -12,7 +12,7 @@ from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Bytes, Crops, LanguageModel, Packed, Padded
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks.lm import LanguageModelling
 from tests.training.small import TEXT, run, text
 

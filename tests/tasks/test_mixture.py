@@ -12,7 +12,7 @@ from anyformer.data.batch import Example
 from anyformer.data.loader import Cursor, ExampleLoader
 from anyformer.data.readers import read
 from anyformer.recipe import Padded
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.tasks.mixture import MixedTasks
 from anyformer.training.train import evaluate
 from tests.training.small import Shape, mixed, pairs, run

@@ -12,13 +12,13 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, models
 
 from anyformer.config import Classifier, ConfigError
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Ragged
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import draw_fixed
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import (
     BPE,
     Bytes,
@@ -32,7 +32,7 @@ from anyformer.recipe import (
     Unigram,
     Words,
 )
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks.dynamic_examples import chunks
 from anyformer.tasks.fill_mask import encode_with
 from anyformer.tasks.mlm import MaskedLanguageModelling

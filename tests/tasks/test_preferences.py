@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError, io
-from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor, ExampleLoader
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Data, Padded, Preferences, PreferSorted, Recipe, TableFile
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.tasks.base import call
 from anyformer.tasks.preferences import Preferring, log_probabilities
 from anyformer.training.first_rows import first_rows

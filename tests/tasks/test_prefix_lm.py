@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.conventions import IGNORE, PLAIN, SEEN
 from anyformer.data.batch import Ragged, collate
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.dynamic_loader import draw_fixed
 from anyformer.data.readers import Rows
+from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
 from anyformer.recipe import LanguageModel, Packed, PrefixLM, Recipe, Seq2Seq
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks.base import call
 from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.seq2seq import SequenceToSequence

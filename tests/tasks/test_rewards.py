@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor
 
 from anyformer.config import ConfigError, io
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, SampledAnswers
 from anyformer.data.loader import Cursor
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Data, ExactReward, Padded, PrefixReward, Recipe, ReverseDigits, Rewards
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.tasks.base import before_end, token_log_probabilities
 from anyformer.tasks.rewards import RewardedAnswers, advantages, reward
 from anyformer.training.job import Job

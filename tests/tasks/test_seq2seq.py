@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
-from anyformer.conventions import IGNORE
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Characters, Crops, Seq2Seq, Words
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks import generation
 from anyformer.tasks.metrics import bleu, chrf, exact_match, word_error_rate
 from anyformer.tasks.seq2seq import SequenceToSequence

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Ragged
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import train_tokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import BPE, Bytes, Crops, Packed, Padded, PrefixLM, SpanCorruption, Unigram, Words
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.tasks.span_corruption import SpanCorrupting, corrupt, counts, segments
 from tests.training.small import TEXT, corrupted, run, sentences
 

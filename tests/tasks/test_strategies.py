@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError
-from anyformer.decoding.beam_search import beam_search
-from anyformer.run import Run
+from anyformer.generation.beam_search import beam_search
+from anyformer.runs.run import Run
 from anyformer.tasks import generation
 from anyformer.tasks.generation import NotFinite
 from anyformer.tasks.output_constraints import spellings

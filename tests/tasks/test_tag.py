@@ -12,12 +12,12 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
 from anyformer.config import Attention, Block, ConfigError, ModelConfig, Stack, TokenLabels, Tokens
-from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, Unigram, WordPiece, Words
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.tasks import tag as tag_tasks
 from anyformer.tasks.metrics import span_scores, spans
 from anyformer.tasks.tag import Tagging, spell

@@ -18,14 +18,14 @@ import tomli_w
 import torch
 
 from anyformer.config import ConfigError, ModelConfig, Spec, Tokens, io
-from anyformer.inspection.capacity import check_model
-from anyformer.inspection.count import count
-from anyformer.inspection.memory import training_memory
 from anyformer.lab.grid import Axis, Grid, Steps
+from anyformer.nn.inspection.capacity import check_model
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.memory import training_memory
 from anyformer.nn.model import Transformer
 from anyformer.presets import PRESETS
 from anyformer.recipe import Recipe
-from anyformer.recipes import names, read_recipe
+from anyformer.recipe.ready import names, read_recipe
 from tests.torture.limited import Broken, run_cases
 
 SECONDS = 5.0  # of a case

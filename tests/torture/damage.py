@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from anyformer.atomic_folder import MANIFEST, seal
+from anyformer.runs.atomic_folder import MANIFEST, seal
 
 VALUES = [None, True, -1, 0, 1, 3, 7, 2**31, 2**63, 10**400, -0.5, 1e308, "", "x", "rms", [], [[]], {}, {"kind": "x"}]
 TEXTS = [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b"NaN", b'{"files": {}}', b"\0" * 100, b"[" * 200_000, b'"x"']

@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.config import ConfigError
 from anyformer.recipe import Characters, Classify, Recipe
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.training.train import evaluate, train
 from tests.torture.damage import KINDS
 from tests.training.small import labelled, metrics, pairs, parities, run, stop_at, text

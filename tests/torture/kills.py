@@ -35,8 +35,8 @@ from anyformer.recipe import (
     SortDigits,
     WrittenDates,
 )
-from anyformer.recipes import read_recipe
-from anyformer.run import checkpoints, verify
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.run import checkpoints, verify
 from tests.forking import forking
 from tests.training.small import (
     CROPS,

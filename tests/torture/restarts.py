@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyformer.config import io
 from anyformer.recipe import Recipe
-from anyformer.run import checkpoints
+from anyformer.runs.run import checkpoints
 from tests.training.small import PACKED, assert_same_run, pairs
 
 ROOT = Path(__file__).parents[2]

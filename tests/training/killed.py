@@ -17,8 +17,8 @@ def die() -> None:
 
 def child(recipe: str, out: Path, dies_at_sync: int | None, dies_after: float | None) -> None:
     """Trains in a process of its own, which dies at the n-th time that something is synced to disk, or by the clock."""
-    from anyformer import atomic_folder as folder
     from anyformer.config import io as config_io
+    from anyformer.runs import atomic_folder as folder
 
     torch.set_num_threads(1)
     sync, count = folder._sync, 0

@@ -70,7 +70,7 @@ from anyformer.recipe import (
     Train,
     Words,
 )
-from anyformer.run import Run
+from anyformer.runs.run import Run
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.job import Job
 from anyformer.training.loop import Interrupted, fit

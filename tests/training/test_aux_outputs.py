@@ -7,7 +7,7 @@ import torch
 
 from anyformer.config import io
 from anyformer.recipe import Recipe
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.training.step import TrainingStep
 from tests.training.small import assert_same_run, make, pairs, run, stop_at
 

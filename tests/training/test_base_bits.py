@@ -11,14 +11,14 @@ import anyformer as af
 from anyformer.config import ConfigError, io
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.nn.linear import Linear
+from anyformer.nn.transforms.quantise import round_base
+from anyformer.nn.transforms.rounding import RoundedFormat, round_off
 from anyformer.recipe import LanguageModel
 from anyformer.recipe.recipe import Recipe
 from anyformer.recipe.tokenizer import Words
-from anyformer.run import Run, load
+from anyformer.runs.run import Run, load
 from anyformer.training.loop import fit
 from anyformer.training.train import merge
-from anyformer.transforms.quantise import round_base
-from anyformer.transforms.rounding import RoundedFormat, round_off
 from tests.training.small import adapter, assert_same_run, make, pairs, run, stop_at
 
 

@@ -8,7 +8,7 @@ import tomli_w
 
 from anyformer.config import ConfigError, Embedder, io
 from anyformer.recipe import Classify, Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.train import train
 from tests.training.small import labelled, parities, run
 from tests.training.test_finetune import foreign

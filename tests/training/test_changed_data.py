@@ -12,7 +12,7 @@ from anyformer.config import ConfigError
 from anyformer.data import fingerprint as prints
 from anyformer.data.fingerprint import changes, fingerprint
 from anyformer.recipe import ClassFolders, Classify, Data, JoinedSources, ParallelFiles, Recipe, TextFile
-from anyformer.run import checkpoints, seal
+from anyformer.runs.run import checkpoints, seal
 from anyformer.training.loop import fit
 from anyformer.training.prepare import prepare
 from tests.test_cli import refused

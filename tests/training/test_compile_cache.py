@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anyformer import presets
-from anyformer.processes import locked
+from anyformer.runs.processes import locked
 from anyformer.training import compile_cache
 from anyformer.training.compile_cache import (
     DIGESTS,

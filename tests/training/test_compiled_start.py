@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.datasets.storage import cache_folder
+from anyformer.data.datasets.storage import cache_folder
 from anyformer.training.compile_cache import DIGESTS, SETTING, TRITON_SETTING
 
 pytestmark = pytest.mark.system

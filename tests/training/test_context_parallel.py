@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.flex import find_blocks
 from anyformer.attention.layout import Layout, sees
+from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import (
     LM,
     Attention,
@@ -46,20 +47,19 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.conventions import IGNORE, PADDING
 from anyformer.data.batch import Batch
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.inspection.memory import training_memory
-from anyformer.media_batch import MediaBatch
+from anyformer.kernels.conventions import IGNORE, PADDING
 from anyformer.nn.aux_outputs import AuxOutputs, identity
 from anyformer.nn.inputs import Inputs
+from anyformer.nn.inspection.memory import training_memory
 from anyformer.nn.model import Transformer
-from anyformer.parallel.context import ContextGroup, OwnPart
 from anyformer.recipe import Bytes, LanguageModel
 from anyformer.tasks import crf
 from anyformer.tasks.base import token_loss
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import join, sum_over_processes
+from anyformer.training.ranks.context import ContextGroup, OwnPart
 from tests.inspection.test_memory import B, T, V, small
 from tests.strategies import ACROSS, ANCHORED, ANCHORED_BOTH_WAYS, BACKWARD, BOTH_WAYS, LENGTH, POSITIONS
 from tests.training.two_processes import ends, spawn

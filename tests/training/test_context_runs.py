@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.run import checkpoints, load
+from anyformer.runs.run import checkpoints, load
 from anyformer.training.parallel import join
 from anyformer.training.train import train
 from tests.training.small import pairs, quiet

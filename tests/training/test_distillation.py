@@ -13,9 +13,9 @@ from safetensors import safe_open
 from torch.nn import functional as F
 
 from anyformer.config import ConfigError, Learned, TokenLabels, io
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, ExampleLoader
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import (
     Classify,
     Data,
@@ -27,7 +27,7 @@ from anyformer.recipe import (
     RunTokenizer,
     Teacher,
 )
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.tasks.base import call, token_loss
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.distillation import soft_loss

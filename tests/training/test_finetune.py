@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from anyformer.config import ConfigError, Embedder, ModelConfig, Rotary, Transform, YarnScaling, io
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.inspection.count import count
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Adam, AdamW, Classify, Encoder, Recipe, Regress, RunTokenizer, Words
-from anyformer.run import Run, load, write_folder, write_model
+from anyformer.runs.run import Run, load, write_folder, write_model
 from anyformer.training.finetune import lr_scale
 from anyformer.training.job import Job
 from anyformer.training.loop import fit

@@ -8,8 +8,8 @@ from typer.testing import CliRunner, Result
 from anyformer.cli import app
 from anyformer.config import ConfigError, io
 from anyformer.recipe import ClassFolders, TableFile
-from anyformer.run import load
-from anyformer.run_inspection import read as read_text
+from anyformer.runs.run import load
+from anyformer.runs.run_inspection import read as read_text
 from tests.training.pictured import dark_and_bright, recipe_of
 
 PIL = pytest.importorskip("PIL.Image")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from anyformer.config import io
 from anyformer.recipe import Recipe
-from anyformer.run import verify
+from anyformer.runs.run import verify
 from anyformer.training.checkpoint import checkpoint_path
 from anyformer.training.parallel import join
 from anyformer.training.train import train

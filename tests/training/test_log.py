@@ -13,9 +13,9 @@ from rich.console import Console
 
 from anyformer.config import ModelConfig
 from anyformer.data.batch import Batch
-from anyformer.gpu_table import GPUS
-from anyformer.hardware import peak_flops, stated_flops
-from anyformer.inspection.count import count
+from anyformer.kernels.gpu_table import GPUS
+from anyformer.kernels.hardware import peak_flops, stated_flops
+from anyformer.nn.inspection.count import count
 from anyformer.recipe import TensorBoard
 from anyformer.training import log as module
 from anyformer.training.log import Log, SilentLog, is_improving

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import io
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch, Example, collate
 from anyformer.data.loader import Cursor
 from anyformer.data.prefetch import PrefetchLoader
+from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import WSD, AdamW, Cosine, InverseSqrt
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.tasks.base import call, token_loss
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.job import Job

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from anyformer.config import ConfigError
-from anyformer.parallel.mesh import build_mesh
 from anyformer.recipe import Processes
 from anyformer.training.parallel import Ranks, join
+from anyformer.training.ranks.mesh import build_mesh
 from tests.training.two_processes import ends, spawn
 
 

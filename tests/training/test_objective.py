@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.conventions import IGNORE
+from anyformer.kernels.conventions import IGNORE
 from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
 from anyformer.tasks.base import inputs_of

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.cache.segment_memory import Past
+from anyformer.attention.cache.segment_memory import Past
 from anyformer.config import ConfigError, io
-from anyformer.conventions import IGNORE
 from anyformer.data.loader import Cursor, OrderedLoader, parallel_parts
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Cosine, Ordered, Recipe
 from anyformer.tasks.lm import LanguageModelling
 from anyformer.training.checkpoint import checkpoints

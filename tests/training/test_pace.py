@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.recipe import PARTS, AdamW, Cosine, Train
-from anyformer.run import PLACES
+from anyformer.runs.run import PLACES
 from anyformer.training.checkpoint import checkpoints
 from anyformer.training.pace import TimedPace
 from tests.training.small import PACKED, assert_same_run, metrics, pairs, run

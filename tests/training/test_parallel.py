@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from anyformer.config import io
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor, ExampleLoader
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Classify, Padded, Recipe, Regress
-from anyformer.run import checkpoints, load
+from anyformer.runs.run import checkpoints, load
 from anyformer.training.checkpoint import checkpoint_path
 from anyformer.training.loop import Interrupted
 from anyformer.training.parallel import Ranks, join

@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-from anyformer import processes
 from anyformer.config import io
-from anyformer.run import checkpoints
+from anyformer.runs import processes
+from anyformer.runs.run import checkpoints
 from anyformer.training.train import train
 from tests.training.small import pairs, quiet
 from tests.training.two_processes import SMOOTH, assert_alike, command, ends, spawn, wait

@@ -10,7 +10,7 @@ import torch
 from anyformer.config.spec import ConfigError
 from anyformer.data.batch import Batch
 from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.out_of_memory import OutOfMemory, advise_out_of_memory
 from anyformer.training.plan import Plan, plan
 from anyformer.training.step import TrainingStep

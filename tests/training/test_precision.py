@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, LoRA
+from anyformer.nn.transforms.fp8 import Float8Format
 from anyformer.recipe import Recipe
 from anyformer.training import machine
 from anyformer.training.job import Job
 from anyformer.training.loop import evaluate, fit
-from anyformer.transforms.fp8 import Float8Format
 from tests.training.small import make, metrics, model, pairs, run
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from anyformer.cli import app
 from anyformer.config import io
-from anyformer.processes import final_failure, record_failure
-from anyformer.run import checkpoints
+from anyformer.runs.processes import final_failure, record_failure
+from anyformer.runs.run import checkpoints
 from anyformer.training.parallel import _own_store
 from tests.torture.restarts import ROOT, check
 from tests.training.small import pairs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.training.checkpoint import checkpoint_path, checkpoints, write_state
 from anyformer.training.ema import update_ema
 from anyformer.training.loop import fit
@@ -130,7 +130,11 @@ def full_after(write: Callable[..., Any]) -> Callable[..., None]:
 
 
 @pytest.fixture(
-    params=["safetensors.torch.save_file", "anyformer.training.saving.write_state", "anyformer.atomic_folder._sync"]
+    params=[
+        "safetensors.torch.save_file",
+        "anyformer.training.saving.write_state",
+        "anyformer.runs.atomic_folder._sync",
+    ]
 )
 def place(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
-from anyformer.conventions import IGNORE
 from anyformer.data.batch import Batch
 from anyformer.data.loader import Cursor
+from anyformer.kernels.conventions import IGNORE
 from anyformer.recipe import Batches, OwnTokens, Packed, Recipe
 from anyformer.tasks.base import call
 from anyformer.training.job import Job

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from anyformer.recipe import Crops, Packed, Padded, Recipe
-from anyformer.recipes import names, read_recipe
+from anyformer.recipe.ready import names, read_recipe
 from anyformer.training.machine import choose_compile
 from anyformer.training.prepare import prepare
 from anyformer.training.step import TrainingStep, set_learning_rate

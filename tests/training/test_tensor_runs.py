@@ -9,7 +9,7 @@ import torch
 
 from anyformer.config import io
 from anyformer.recipe import OwnTokens, Recipe
-from anyformer.run import load
+from anyformer.runs.run import load
 from anyformer.training.checkpoint import checkpoint_path
 from anyformer.training.parallel import Ranks, join
 from anyformer.training.train import train

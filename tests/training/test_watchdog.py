@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = TICKS - 1
 HANGS = """
 import threading
-from anyformer.processes import locked
+from anyformer.runs.processes import locked
 from anyformer.training.watchdog import TICKS, Watchdog
 from pathlib import Path
 with Watchdog(0.2) as dog, locked(Path("run")):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
-from anyformer.inspection.taps import run_with_taps
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.recipe import Recipe
 from anyformer.training.job import Job
 from anyformer.training.step import TrainingStep, set_learning_rate

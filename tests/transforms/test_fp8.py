@@ -11,7 +11,7 @@ from anyformer.kernels.fp8 import to_fp8
 from anyformer.nn.experts import SoftmaxRouter
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
-from anyformer.transforms.fp8 import Float8Format, learn_in_fp8, linear
+from anyformer.nn.transforms.fp8 import Float8Format, learn_in_fp8, linear
 
 HALF = {fp8.E4M3: 2**-4, fp8.E5M2: 2**-3}  # of the last digit, of a number of usual size
 LEAST = {fp8.E4M3: 2**-10, fp8.E5M2: 2**-17}  # half of the smallest number

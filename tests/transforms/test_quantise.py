@@ -16,10 +16,10 @@ from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.experts import StackedLinear
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.linear import Linear
-from anyformer.transforms.arm_kernel import ArmKernelFormat
-from anyformer.transforms.dot_product_format import DotProductFormat
-from anyformer.transforms.quantise import nbytes, quantise
-from anyformer.transforms.rounding import Bits, RoundedFormat, pack_nibbles, round_off, unpack_nibbles
+from anyformer.nn.transforms.arm_kernel import ArmKernelFormat
+from anyformer.nn.transforms.dot_product_format import DotProductFormat
+from anyformer.nn.transforms.quantise import nbytes, quantise
+from anyformer.nn.transforms.rounding import Bits, RoundedFormat, pack_nibbles, round_off, unpack_nibbles
 
 SIZES: dict[str, Any] = {"depth": 2, "width": 48, "heads": 4, "vocab": 61}
 MODELS = {

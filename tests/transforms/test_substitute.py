@@ -11,10 +11,10 @@ from torch.nn import functional as F
 import anyformer as af
 from anyformer.config import RMSNorm
 from anyformer.nn.model import Transformer
+from anyformer.nn.transforms import substitute as fast_classes
+from anyformer.nn.transforms.substitute import TABLE, Use, restore, substitute
 from anyformer.tasks.base import TokenTask
 from anyformer.training.objective import Objective
-from anyformer.transforms import substitute as fast_classes
-from anyformer.transforms.substitute import TABLE, Use, restore, substitute
 
 SIZES = {"width": 32, "heads": 4, "vocab": 97}
 PRESETS = ["llama", "gpt2", "gemma", "bert", "t5", "mixtral", "vit"]

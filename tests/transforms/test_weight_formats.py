@@ -12,10 +12,10 @@ from anyformer.config import LoRA
 from anyformer.nn.experts import ExpertRows, StackedLinear
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
-from anyformer.transforms.arm_kernel import ArmKernelFormat
-from anyformer.transforms.fp8 import Float8Format, learn_in_fp8
-from anyformer.transforms.rounding import Bits, RoundedFormat, round_off
-from anyformer.transforms.substitute import FastLinear, substitute
+from anyformer.nn.transforms.arm_kernel import ArmKernelFormat
+from anyformer.nn.transforms.fp8 import Float8Format, learn_in_fp8
+from anyformer.nn.transforms.rounding import Bits, RoundedFormat, round_off
+from anyformer.nn.transforms.substitute import FastLinear, substitute
 from tests.strategies import seeds
 
 Format = Literal["plain", "fp8", "int8 rows", "int8", "int4"]

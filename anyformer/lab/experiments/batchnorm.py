@@ -17,8 +17,8 @@ from anyformer.lab.experiments.common import chain, found, language_model, seeds
 from anyformer.lab.figures import FILL, bars, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
-from anyformer.processes import scratch
 from anyformer.recipe import Padded, Recipe
+from anyformer.runs.processes import scratch
 from anyformer.tasks.base import total_loss
 
 POOLS = {"sorted": 50, "mixed": 1}  # batches whose rows are sorted by length together

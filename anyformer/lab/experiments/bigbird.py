@@ -26,7 +26,6 @@ from anyformer.config import (
     Tokens,
     pairs,
 )
-from anyformer.inspection.count import count
 from anyformer.kernels.runtime import Runtime
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
@@ -34,6 +33,7 @@ from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import Power, power
+from anyformer.nn.inspection.count import count
 
 PATTERNS: dict[str, Pattern] = {"full": Full(), "bigbird": BigBird(block=64, before=1, after=1, globals=2, randoms=3)}
 LONG = 4096  # tokens from which growth is judged: shorter texts have few blocks to skip

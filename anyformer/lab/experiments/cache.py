@@ -9,14 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import power
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 HEADS, VOCAB = 4, 64

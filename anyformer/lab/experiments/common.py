@@ -22,7 +22,6 @@ from anyformer.lab.decision import Side
 from anyformer.lab.experiment import Size
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.model import Transformer
-from anyformer.processes import scratch
 from anyformer.recipe import (
     AdamW,
     Batches,
@@ -35,7 +34,8 @@ from anyformer.recipe import (
     TextFile,
     Train,
 )
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.processes import scratch
 
 FRESH = 200  # first seed of the cpu and gpu sizes: no run that was looked at while a rule was written had it
 WIDER = 300  # the same for claims whose rule has asked for a wider range of learning rates since

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import Attention, Block, ModelConfig, NoHead, Plain, Stack, Tokens
-from anyformer.inspection.count import count
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
@@ -17,6 +16,7 @@ from anyformer.lab.experiments.common import DEVICE, seconds
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import Power, power
 from anyformer.nn.context import Context
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 
 PARTS = ("scores and values", "projections", "feed-forward")

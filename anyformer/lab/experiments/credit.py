@@ -21,13 +21,13 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, WIDER, found, learn, mean_token_loss, seeds, side
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 MIXERS: dict[str, Mixer] = {

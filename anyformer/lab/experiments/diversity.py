@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, Plain, Stack, T5Bias, Tokens, Xavier
-from anyformer.inspection.attention_maps import attention_maps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, seeds
 from anyformer.lab.figures import curves, label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
+from anyformer.nn.inspection.attention_maps import attention_maps
 from anyformer.nn.model import Transformer
 
 AVERAGING = 0.5  # selectivity up to which a head averages: each position gets a quarter of both or more

@@ -24,7 +24,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict

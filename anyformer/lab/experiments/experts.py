@@ -22,7 +22,6 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
@@ -30,6 +29,7 @@ from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, see
 from anyformer.lab.figures import legend, lines, log_ticks, panels
 from anyformer.lab.stats import summary
 from anyformer.nn.experts import StackedLinear
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 DENSE, SPARSE, WIDE = "dense", "experts", "dense, all"

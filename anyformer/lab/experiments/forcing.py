@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from anyformer.decoding.generate import generate
+from anyformer.generation.generate import generate
 from anyformer.lab.cells import SCRATCH, Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
@@ -17,9 +17,9 @@ from anyformer.lab.experiments.common import found, seeds
 from anyformer.lab.figures import bars, dots, legend, lines, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import Trial, trained
-from anyformer.processes import scratch
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
+from anyformer.runs.processes import scratch
 
 WORDS = LEANS, ALONE = "after another", "by themselves"  # how words are translated
 LABELS = {LEANS: "dependent words", ALONE: "independent words"}  # in the figure

@@ -24,13 +24,13 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, seeds
 from anyformer.lab.figures import bars, legend, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 MASK, PLACED, FULL, BLIND = "mask", "mask and positions", "full and positions", "full"

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from anyformer.attention.attend import Backend
 from anyformer.config import Attention, Block, Features, ModelConfig, NoFeedForward, Stack
-from anyformer.inspection.count import count
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
 from anyformer.lab.figures import lines, log_ticks, panel_legend, panels
+from anyformer.nn.inspection.count import count
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 ELEMENT = 4  # bytes

@@ -24,13 +24,13 @@ from anyformer.config import (
     Stack,
 )
 from anyformer.config.block import MAX_DEPTH
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import power
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 # exponents that the textbooks' table has: of T and d in the FLOPs between tokens, of T in the steps that wait

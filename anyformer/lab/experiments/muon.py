@@ -12,7 +12,7 @@ from anyformer.lab.figures import label_ends, lines, log_ticks, panels, referenc
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trained
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 from anyformer.training.log import read_metrics
 
 NAMES = {"adamw": "AdamW", "muon": "Muon"}

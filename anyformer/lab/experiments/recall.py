@@ -24,13 +24,13 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.inspection.count import count
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, seeds
 from anyformer.lab.figures import label_ends, lines, log_ticks, panels, reference
 from anyformer.lab.stats import summary
+from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 
 HEADS, HEAD_WIDTH = 2, 8

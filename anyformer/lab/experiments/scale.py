@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.inspection.taps import run_with_taps
 from anyformer.lab.cells import Cell, Result
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
@@ -17,6 +16,7 @@ from anyformer.lab.figures import Points, label_ends, legend, lines, log_ticks, 
 from anyformer.lab.stats import Difference, Power, difference, power, summary
 from anyformer.lab.trial import trial
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
 
 MIXER = "model.decoder.blocks.0.mixer"

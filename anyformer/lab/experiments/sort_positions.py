@@ -11,7 +11,7 @@ from anyformer.lab.figures import curves, dots, legend, log_ticks, panels, refer
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trial
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 
 LEARNED, SINUSOIDAL = "learned", "sinusoidal"
 SCHEMES = {LEARNED: "{kind='learned', length=64}", SINUSOIDAL: "sinusoidal"}

@@ -32,7 +32,7 @@ from anyformer.lab.stats import summary
 from anyformer.lab.trial import trial
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 
 WINDOW, ATTENTION, ALONE = "window", "attention", "word alone"
 MIXERS: dict[str, Mixer] = {WINDOW: Convolution(width=5), ATTENTION: Attention(heads=4), ALONE: NoMixer()}

@@ -12,7 +12,7 @@ from anyformer.lab.figures import label_ends, lines, log_ticks, panels
 from anyformer.lab.stats import summary
 from anyformer.lab.trial import trained
 from anyformer.recipe import Recipe
-from anyformer.recipes import read_recipe
+from anyformer.recipe.ready import read_recipe
 
 SCALES = ("standard", "mup")
 MAX_MOVE = 1.0  # factors of 2 by which the best rate of a wider model may differ with muP

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout
 from anyformer.config import Attention
-from anyformer.conventions import SEER
+from anyformer.kernels.conventions import SEER
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, split_heads

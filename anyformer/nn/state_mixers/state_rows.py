@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyformer.attention.cache.states import StateCache
 from anyformer.attention.layout import real, segment_starts
-from anyformer.cache.states import StateCache
 from anyformer.kernels.chunked_recurrence import recur_in_chunks
 from anyformer.kernels.fused_convolution import can_fuse_convolution, fused_convolution
 from anyformer.kernels.linear_recurrence import Recurrence, recur, step

@@ -10,14 +10,14 @@ import httpx
 import uvicorn
 
 from anyformer.data.tokenizer import train_tokenizer
+from anyformer.generation.engine.engine import Engine
+from anyformer.generation.engine.request import Limits
+from anyformer.generation.http.app import make_app
+from anyformer.generation.http.limits import HttpLimits
+from anyformer.generation.http.server import bind
+from anyformer.generation.http.service import Service
 from anyformer.recipe import Bytes, LanguageModel
-from anyformer.run import Run
-from anyformer.serve.engine import Engine
-from anyformer.serve.http.app import make_app
-from anyformer.serve.http.limits import HttpLimits
-from anyformer.serve.http.server import bind
-from anyformer.serve.http.service import Service
-from anyformer.serve.request import Limits
+from anyformer.runs.run import Run
 from tests.explore import made
 from tests.serve.responsive import make_run
 

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 
-from anyformer.serve.engine import Engine
+from anyformer.generation.engine.engine import Engine
 from tests.serve.http.served import serving_engine
 from tests.serve.responsive import make_run
 from tests.serve.test_adapters import adapted

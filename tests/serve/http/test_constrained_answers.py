@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from anyformer.cli import app
-from anyformer.run import Run, write_folder, write_model
-from anyformer.serve.engine import Engine
+from anyformer.generation.engine.engine import Engine
+from anyformer.runs.run import Run, write_folder, write_model
 from tests.serve.http.served import TEMPLATE, Server, serving_engine
 from tests.test_generate import KINDS, TOKENIZERS, writer
 

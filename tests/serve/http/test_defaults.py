@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from anyformer.config import ConfigError
-from anyformer.decoding.strategy import Sampling, Strategy, options
-from anyformer.run import write_folder, write_model
-from anyformer.serve.engine import Engine
-from anyformer.serve.http.bodies import GenerationBody, http_names, with_filters
+from anyformer.generation.engine.engine import Engine
+from anyformer.generation.http.bodies import GenerationBody, http_names, with_filters
+from anyformer.generation.strategy import Sampling, Strategy, options
+from anyformer.runs.run import write_folder, write_model
 from anyformer.tasks.base import ending_ids
 from anyformer.tasks.generation_defaults import GenerationDefaults
 from tests.serve.http.served import Server, serving_engine

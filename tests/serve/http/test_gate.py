@@ -16,10 +16,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from anyformer.serve.http.bodies import CompletionBody
-from anyformer.serve.http.limits import HttpLimits
-from anyformer.serve.http.service import ServedRun
-from anyformer.serve.request import Limits
+from anyformer.generation.engine.request import Limits
+from anyformer.generation.http.bodies import CompletionBody
+from anyformer.generation.http.limits import HttpLimits
+from anyformer.generation.http.service import ServedRun
 from anyformer.tasks.output_constraints import OutputConstraints
 from tests.calls import CountedCalls
 from tests.serve.http.served import Server, serving

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from anyformer.decoding.score import score
+from anyformer.generation.score import score
 from tests import loop
 from tests.serve.http.served import Server
 

@@ -1,0 +1,95 @@
+"""Contrastive search (Su et al. 2022): among the top tokens, the one that least repeats what precedes it.
+
+    (1 - alpha) · p(token) - alpha · max over all earlier tokens of cos(its hidden state, theirs)
+
+with hidden states of the last layer, after the final norm.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from anyformer.config.spec import ConfigError, Fault
+from anyformer.generation.constraints.constraint import check_fit
+from anyformer.generation.constraints.rollback import ConstraintMask
+from anyformer.generation.generate import NonFiniteLogits
+from anyformer.generation.logit_processors import Allowed, Processor, build, process
+from anyformer.generation.request import Request, check_request
+from anyformer.generation.session import Session
+from anyformer.generation.strategy import Contrastive
+from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.model import Transformer
+
+
+def contrastive_search(model: Transformer, ids: Tensor, **options: Any) -> Tensor:
+    """Continue prompts [b, t] to [b, t + new], or answer sources [b, s] with [b, 1 + new].
+
+    `options` are those of `Request` and of `Contrastive`, and its filters.
+
+    Each step reads all candidates: a pass over [b * candidates]. With an `alpha` of 0 it is greedy. The last token is
+    read, too: an answer of n tokens takes n positions.
+    """
+    request, how = Request.split(ids, options)
+    return run_contrastive(model, request, Contrastive(**how))
+
+
+def run_contrastive(model: Transformer, request: Request, strategy: Contrastive) -> Tensor:
+    """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
+    check_request(model, request, strategy)
+    candidates, alpha = strategy.candidates, strategy.alpha
+    with evaluating(model):
+        session = Session(model, request, copies=candidates)
+        vocab, device = session.logits.shape[-1], session.ids.device
+        if candidates > vocab:
+            raise ConfigError([Fault("candidates", f"= {candidates}: the vocabulary has {vocab}")])
+        processors = _processors(session, request, strategy)
+        stop, fill = torch.tensor(request.stop_ids, dtype=torch.long, device=device), session.fill_id(request.stop_ids)
+        first = torch.arange(0, len(session.ids), candidates, device=device)  # the copies of a prompt are equal here
+        budgets = torch.tensor(request.budgets, device=device)
+        ended, failed = budgets == 0, torch.zeros(len(first), dtype=torch.bool, device=device)
+        before = _directions(session.hidden[first])  # [b, n, d]
+        for step in range(request.longest):
+            logits = process(processors, session.history, session.logits)[first]
+            failed |= ~ended & ~logits.amax(dim=-1).isfinite()
+            ended = ended | failed
+            top, tokens = logits.topk(candidates)  # [b, k]
+            running = ~ended[:, None]
+            session.read(
+                tokens.masked_fill(~running, fill).flatten()[:, None], running.repeat_interleave(candidates, 0)
+            )
+            after = _directions(session.hidden).view(len(first), candidates, -1)
+            present = session.present[first, :-1]
+            similarity = (after @ before.mT).masked_fill(~present[:, None], -math.inf).amax(dim=-1)
+            p = logits.softmax(dim=-1).gather(1, tokens)
+            score = ((1 - alpha) * p - alpha * similarity).masked_fill(top.isneginf(), -math.inf)
+            best = first + score.argmax(dim=-1)
+            rows = best.repeat_interleave(candidates)
+            session.reorder(rows)
+            session.hidden, session.logits = session.hidden[rows], session.logits[rows]
+            before = torch.cat((before, _directions(session.hidden[first])), dim=1)
+            ended = ended | torch.isin(session.ids[first, -1], stop) | (budgets <= step + 1)
+            if bool(ended.all()):
+                break
+        out = torch.cat((session.prompt_ids, session.ids[first, session.prompt_length :]), dim=1)
+        session.close()
+    if bool(failed.any()):
+        raise NonFiniteLogits(failed.nonzero()[:, 0].tolist(), out)
+    return out
+
+
+def _processors(session: Session, request: Request, strategy: Contrastive) -> tuple[Processor, ...]:
+    vocab, stop, device = session.logits.shape[-1], request.stop_ids, session.ids.device
+    processors = (*request.processors, *build(strategy, vocab=vocab, stop=stop, device=device))
+    if request.constraint is None:
+        return processors
+    check_fit(request.constraint, vocab, stop)
+    budgets = [budget for budget in request.budgets for _ in range(strategy.candidates)]
+    return (*processors, Allowed(ConstraintMask(request.constraint, budgets, device)))
+
+
+def _directions(hidden: Tensor) -> Tensor:
+    return normalize(at_least_fp32(hidden), dim=-1)

@@ -1,0 +1,67 @@
+"""Beam search of one request in the engine: its rows share pages, and the search is that of `decoding`."""
+
+import torch
+from torch import Tensor
+
+from anyformer.generation.beam_search import Hypotheses, Rules, Search, best_hypotheses, choose_top
+from anyformer.generation.engine.admission import as_request
+from anyformer.generation.engine.request import Generation, Hypothesis
+from anyformer.generation.logit_processors import History
+from anyformer.generation.strategy import Beam
+from anyformer.kernels.runtime import at_least_fp32
+
+
+class Beams:
+    """The search of one prompt, begun by its logits [1, v]; `prompt` is what the decoder reads."""
+
+    def __init__(self, generation: Generation, prompt: tuple[int, ...], logits: Tensor):
+        strategy = generation.strategy
+        assert isinstance(strategy, Beam)
+        self.logits = at_least_fp32(logits).expand(strategy.beams, -1)
+        self.ids = torch.tensor([prompt], device=logits.device).expand(strategy.beams, -1)
+        self.longest, self.prompt_length, self.steps = generation.max_new_tokens, len(prompt), 0
+        self.search = Search(strategy, 1, self.longest, generation.stop, self.logits)
+        self.search.begin([self.longest])
+        self.rules = Rules(self, as_request(generation, logits.device), strategy)
+        self.rules.begin(self.search)
+        self.choose(self.logits)
+
+    @property
+    def history(self) -> History:
+        index = torch.arange(self.ids.shape[1], device=self.ids.device)
+        new = (index >= self.prompt_length).expand_as(self.ids)
+        return History(self.ids, torch.ones_like(new), new)
+
+    def choose(self, logits: Tensor) -> None:
+        """Choose the next token of each beam from logits [beams, v]."""
+        if self.rules.may_synchronise or self.search.strategy.groups > 1:
+            self.rules.choose(self.search, self, logits)
+        else:
+            choose_top(self.search, logits)
+        self.steps += 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.steps == self.longest or not bool(self.search.running.any())
+
+    def advance(self) -> list[int]:
+        """Append the chosen tokens, which are to be read next; return the row that each beam continues."""
+        self.rules.advance(self.search)
+        self.ids = torch.cat((self.ids[self.search.rows], self.search.newest), dim=1)
+        parents: list[int] = self.search.rows.tolist()
+        return parents
+
+    def found(self) -> list[Hypothesis] | None:
+        """Return the hypotheses, best first; None if logits were not finite."""
+        if bool(self.search.failed.any()):
+            return None
+        return hypotheses(
+            best_hypotheses(self.search, self.ids[:1, : self.prompt_length], self.search.strategy.beams, 0)
+        )
+
+
+def hypotheses(found: Hypotheses) -> list[Hypothesis]:
+    """Return the n-best list of a single prompt."""
+    begin = found.ids.shape[2] - int(found.lengths.max())
+    rows = zip(*(x[0].tolist() for x in found), strict=True)
+    return [Hypothesis(tuple(ids[begin : begin + n]), score) for ids, score, n in rows if n]

@@ -1,0 +1,346 @@
+"""The engine: takes requests from asyncio, runs all models in one thread, and returns events."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, cast
+
+from anyformer.generation.engine.adapters import share_body
+from anyformer.generation.engine.admission import check_generation, limits_of, longest_text
+from anyformer.generation.engine.encoders import EncodeServer, Scoring, TextJob
+from anyformer.generation.engine.job import Item, Job, Mailbox, Outbox, Server, TokenIds
+from anyformer.generation.engine.paged_server import PagedServer
+from anyformer.generation.engine.pool import why_not_paged
+from anyformer.generation.engine.request import (
+    Closing,
+    Completion,
+    EncodeKind,
+    Event,
+    Failed,
+    Finished,
+    Generation,
+    Hypothesis,
+    Limits,
+    Model,
+    QueueFull,
+    Token,
+    UnknownModel,
+    Unsupported,
+)
+from anyformer.generation.engine.serial import SerialServer
+from anyformer.generation.engine.stats import Stats
+from anyformer.generation.strategy import Beam, Sampling
+from anyformer.nn.model import Transformer
+from anyformer.nn.uncached import check_parts
+from anyformer.runs.run import Run
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves one run or several, by name.
+
+        async with af.Engine(run) as engine:
+            async for event in engine.submit(Generation(ids, max_new_tokens=20)):
+                ...
+
+    All models run in one thread, which the engine starts and ends. Its methods are for one event loop or several.
+    A bare model in place of a run reads and writes ids only.
+    """
+
+    def __init__(
+        self,
+        runs: Run | Transformer | Mapping[str, Run | Transformer],
+        limits: Limits | None = None,
+        adapters: Mapping[str, Mapping[str, Run | Transformer]] | None = None,
+    ):
+        """`adapters`: for the name of a model, runs with LoRA adapters of its weights, by name."""
+        self.limits = limits or Limits()
+        named = runs if isinstance(runs, Mapping) else {_name(runs): runs}
+        adapters = adapters or {}
+        if unknown := [name for name in adapters if name not in named]:
+            raise UnknownModel(f"adapters of {unknown[0]!r}: no such model; known: {', '.join(named)}")
+        self.models = {
+            name: _describe(name, run, tuple(adapters.get(name, ())), self.limits) for name, run in named.items()
+        }
+        self._bodies = {name: _model(run).eval() for name, run in named.items()}
+        self._servers = {name: self._server(name, run, adapters.get(name, {})) for name, run in named.items()}
+        self._encoders = {
+            name: EncodeServer(run, self.limits.encode_tokens, self._servers[name].stats)
+            for name, run in named.items()
+            if isinstance(run, Run)
+        }
+        self._inbox: list[Callable[[], None]] = []
+        self._wake = threading.Condition()
+        self._open = self._drain = False
+        self._thread: threading.Thread | None = None
+
+    def _server(self, name: str, run: Run | Transformer, adapters: Mapping[str, Run | Transformer]) -> Server:
+        body, marked = self._bodies[name], _is_marked(run)
+        models = {key: share_body(key, body, _model(adapted)) for key, adapted in adapters.items()}
+        uncached = self.limits.cache == "none"
+        why = (
+            "its prompts see all of themselves" if marked else "nothing is stored" if uncached else why_not_paged(body)
+        )
+        if body.decoder is not None and not uncached:
+            check_parts(body, "is served with it: use cache = 'none', or")
+        if why is None:
+            return PagedServer(body, self.limits, models)
+        if models:
+            raise Unsupported(f"{name}: adapters need a paged cache, and {why}")
+        return SerialServer(body, marked, self.limits.cache)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread that runs the models."""
+        if self._thread is not None:
+            raise Closing("an engine is started once: make another")
+        self._open = self._drain = True
+        self._thread = threading.Thread(target=self._run, name="anyformer-engine", daemon=True)
+        self._thread.start()
+
+    async def close(self, drain: bool = True) -> None:
+        """Refuse new requests and end the thread: after all requests have finished, or with `drain=False` at once."""
+        with self._wake:
+            self._open, self._drain = False, self._drain and drain
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(drain=kind is None)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, generation: Generation, model: str | None = None) -> "Answer":
+        """Queue a request for a sampled or greedy answer; return its events: each `Token`, at last `Finished`.
+
+        A request that cannot be answered raises here. Closing the iterator cancels the request.
+        """
+        return Answer(self._enqueue(_sampled(generation), model))
+
+    async def complete(self, generation: Generation, model: str | None = None) -> Completion:
+        """Return a sampled or greedy answer at its end: faster than token by token."""
+        job = self._enqueue(_sampled(generation), model, streams=False)
+        try:
+            *items, end = await job.receive()
+        finally:
+            job.cancelled = True  # no effect on a finished job
+        if isinstance(end, Exception):
+            raise end
+        assert isinstance(end, Finished)
+        tokens = [item for item in items if isinstance(item, Token)]
+        ids = [id for item in items for id in (item if isinstance(item, TokenIds) else (cast(Token, item).id,))]
+        return Completion(ids, end, tokens if generation.top is not None else [])
+
+    async def search(self, generation: Generation, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
+        """Return the `n_best` hypotheses of a beam search, best first."""
+        if not isinstance(generation.strategy, Beam):
+            raise Unsupported("hypotheses are those of beam search: give beams")
+        if not 1 <= n_best <= generation.strategy.beams:
+            raise Unsupported(f"n_best = {n_best}: must be from 1 to the number of beams, {generation.strategy.beams}")
+        penalty = generation.strategy.length_penalty
+        if generation.strategy == Beam(beams=1, length_penalty=penalty):
+            return [await self._greedy(generation, penalty, model)]
+        job = self._enqueue(generation, model)
+        try:
+            item = (await job.receive())[-1]
+        finally:
+            job.cancelled = True  # no effect on a finished job
+        if isinstance(item, Finished):
+            raise Failed(item.message or "the search was cancelled")
+        assert isinstance(item, list)
+        return cast(list[Hypothesis], item[:n_best])
+
+    async def _greedy(self, generation: Generation, penalty: float, model: str | None) -> Hypothesis:
+        """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
+        ids, end, tokens = await self.complete(replace(generation, strategy=Sampling(), top=0), model)
+        if end.reason in ("error", "cancelled"):
+            raise Failed(end.message or "the search was cancelled")
+        total = sum(token.logprob or 0.0 for token in tokens)
+        return Hypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
+
+    async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
+        """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
+        return (await self.encode_counted(kind, texts, model, **options))[0]
+
+    async def encode_counted(
+        self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any
+    ) -> tuple[list[Any], int]:
+        """Do the same, and return how many tokens the model read; 0 for scores."""
+        name, tokens = self._find(model), 0
+        if kind not in self.models[name].kinds:
+            able = ", ".join(self.models[name].kinds) or "nothing"
+            raise Unsupported(f"{name} cannot {kind}; it can {able}")
+        if not texts:
+            return [], 0
+        server, future = self._encoders[name], asyncio.get_running_loop().create_future()
+        if server.waiting >= self.limits.queue:
+            raise QueueFull(f"{server.waiting} requests wait already: try again later")
+        if kind == "score":
+            job: TextJob | Scoring = Scoring(lambda: server.run.score(texts, **options), future)
+        else:
+            examples, items = await asyncio.to_thread(server.prepare, kind, texts, **options)
+            job, tokens = TextJob(examples, items, future), sum(example.length for example in examples)
+        self._send(lambda: server.add(job))
+        return await future, tokens
+
+    def stats(self) -> dict[str, Stats]:
+        """Return counters and gauges of each model."""
+        return {name: server.stats.copy() for name, server in self._servers.items()}
+
+    def _find(self, model: str | None) -> str:
+        if model is None and len(self.models) == 1:
+            return next(iter(self.models))
+        if model is None or model not in self.models:
+            what = "several models are served: name one" if model is None else f"model {model!r} is not served"
+            raise UnknownModel(f"{what}; known: {', '.join(self.models)}")
+        return model
+
+    def _enqueue(self, generation: Generation, model: str | None, streams: bool = True) -> Job:
+        name = self._find(model)
+        check_generation(self.models[name], self._bodies[name], self.limits, generation)
+        server, mailbox = self._servers[name], _mailbox()
+        server.check(generation)
+        job = Job(generation, mailbox, streams)
+        self._send(lambda: server.add(job), server.stats)
+        return job
+
+    def _send(self, command: Callable[[], None], queue: Stats | None = None) -> None:
+        """Let the engine's thread call a function, and count a request of a queue."""
+        with self._wake:
+            if not self._open:
+                raise Closing("the engine is shutting down" if self._thread else "the engine has not been started")
+            if queue is not None:
+                if queue.waiting >= self.limits.queue:
+                    raise QueueFull(f"{queue.waiting} requests wait already: try again later")
+                queue.submitted += 1
+            self._inbox.append(command)
+            self._wake.notify()
+
+    # -- the thread that runs the models ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        servers, encoders = list(self._servers.values()), list(self._encoders.values())
+        outboxes = [Outbox(server.stats) for server in servers]
+        while True:
+            with self._wake:
+                busy = any(server.busy for server in servers) or any(encoder.busy for encoder in encoders)
+                while not busy and not self._inbox and self._open:
+                    self._wake.wait()
+                commands, self._inbox = self._inbox, []
+                if not self._drain or (not busy and not commands and not self._open):
+                    break
+            for command in commands:
+                command()
+            for encoder in encoders:
+                if encoder.busy:
+                    encoder.step()
+            for server, out in zip(servers, outboxes, strict=True):
+                if server.busy:
+                    try:
+                        server.step(out)
+                    except Exception as error:
+                        log.exception("a step failed; its requests end with an error")
+                        server.fail(out, f"internal error: {type(error).__name__}")
+                    out.flush()
+        for server, out in zip(servers, outboxes, strict=True):
+            server.fail(out, "the engine was shut down")
+            out.flush()
+        for encoder in encoders:
+            encoder.fail("the engine was shut down")
+
+
+class Answer:
+    """The events of one request, as an async iterator; closing it cancels the request."""
+
+    def __init__(self, job: Job):
+        self._job, self._over = job, False
+        self._items: list[Event | Exception] = []  # delivered, the next one last
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._over:
+            raise StopAsyncIteration
+        if not self._items:
+            try:
+                self._items = _events(await self._job.receive())[::-1]
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+        item = self._items.pop()
+        if isinstance(item, Exception):
+            raise item
+        self._over = isinstance(item, Finished)
+        return item
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it has finished."""
+        self._over = self._job.cancelled = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _events(items: list[Item]) -> list[Event | Exception]:
+    """Return tokens one by one."""
+    found: list[Event | Exception] = []
+    for item in items:
+        if isinstance(item, TokenIds):
+            found.extend(map(Token, item))
+        else:
+            assert not isinstance(item, list)
+            found.append(item)
+    return found
+
+
+def _sampled(generation: Generation) -> Generation:
+    if isinstance(generation.strategy, Beam):
+        raise Unsupported("beam search has no next token: use `search`")
+    if not generation.strategy.streams:
+        raise Unsupported(f"{generation.strategy.title} is not served yet: use `run.generate`")
+    return generation
+
+
+def _mailbox() -> Mailbox:
+    return asyncio.get_running_loop(), asyncio.Queue()
+
+
+def _name(run: Run | Transformer) -> str:
+    return run.folder.name if isinstance(run, Run) else "model"
+
+
+def _model(run: Run | Transformer) -> Transformer:
+    return run.model if isinstance(run, Run) else run
+
+
+def _is_marked(run: Run | Transformer) -> bool:
+    return isinstance(run, Run) and bool(getattr(run.task, "marked", False))
+
+
+def _describe(name: str, run: Run | Transformer, adapters: tuple[str, ...], limits: Limits) -> Model:
+    model, own = _model(run), run if isinstance(run, Run) else None
+    length, source = longest_text(model, limits), limits_of(model)[1]
+    writes = model.config.generates
+    vocabulary = model.config.vocab if writes else None
+    tokenizer = None if own is None else own.tokenizer
+    kinds: tuple[str, ...] = ("generate", "search") if writes else ()
+    if own is not None:
+        served = own.spec.serves(own.config.head)
+        kinds += ((served,) if served else ()) + (("score",) if writes else ())
+    return Model(name, own, tokenizer, length, source, vocabulary, kinds, adapters)

@@ -1,0 +1,129 @@
+"""Continuous batching of many texts in the caller's thread, without a queue of requests."""
+
+from collections.abc import Iterator, Sequence
+
+from anyformer.generation.engine.job import Job, Outbox
+from anyformer.generation.engine.paged_server import NOT_FINITE, PagedServer
+from anyformer.generation.engine.pool import why_not_paged
+from anyformer.generation.engine.request import Finished, Generation, Hypothesis, Limits, Token, TooLong
+from anyformer.generation.engine.stats import Stats
+from anyformer.generation.strategy import Sampling
+from anyformer.nn.model import Transformer
+from anyformer.tasks.base import media_of
+from anyformer.tasks.generation import FinishedAnswer, GenerationRequest
+from anyformer.tasks.text_stream import NONFINITE, AnswerText
+
+CPU_PAGES = 1024  # of 16 tokens
+PREFILL_TOKENS = 8192
+
+
+class OfflineEngine:
+    """Answers the texts of a generation request by continuous batching: a `SamplingBackend`.
+
+    It begins each request in the same state and reads no clock. So the batches, and with them the last bits of logits,
+    depend on the texts alone: the same texts have the same answers in any process.
+    """
+
+    def __init__(self, model: Transformer, limits: Limits | None = None):
+        pages = None if next(model.parameters()).is_cuda else CPU_PAGES
+        self.model, self.limits = model, limits or Limits(pages=pages, prefill_tokens=PREFILL_TOKENS)
+        self._server: PagedServer | None = None
+
+    def decode(self, request: GenerationRequest) -> Iterator[list[FinishedAnswer]]:
+        """Yield answers as they finish; for requests that pages do not support, by the batches of `request`."""
+        jobs = self._jobs(request) if self._supports(request) else None
+        if jobs is None:
+            yield from request.decoded()
+            return
+        assert self._server is not None
+        out = _Collector({job: FinishedAnswer(i, request.answer_text(i)) for i, job in jobs.items()}, request.stop)
+        try:
+            for job in jobs.values():
+                self._server.add(job)
+            while self._server.busy:
+                self._server.step(out)
+                if finished := out.take():
+                    yield finished
+        finally:  # of an error, or of a caller that stops early
+            if self._server.busy:
+                self._server = None
+
+    def _supports(self, request: GenerationRequest) -> bool:
+        task = request.task
+        plain = type(request.strategy) is Sampling and not request.settings and not request.constraints.phrases
+        return plain and not task.marked and media_of(task) is None and why_not_paged(self.model) is None
+
+    def _jobs(self, request: GenerationRequest) -> dict[int, Job] | None:
+        """Return a job for each text that has a prompt, the longest first; None if one needs too many pages."""
+        server = self._server = self._server or PagedServer(self.model, self.limits, {})
+        server.pages.forget()  # beginnings of earlier texts
+        jobs: dict[int, Job] = {}
+        for i in sorted(range(len(request.prompts)), key=lambda i: -len(request.prompts[i])):
+            if not request.prompts[i]:
+                continue
+            generation = _generation(request, i)
+            try:
+                server.check(generation)
+            except TooLong:
+                return None
+            jobs[i] = Job(generation)
+        return jobs
+
+
+def _generation(request: GenerationRequest, i: int) -> Generation:
+    constraints = request.constraints_of(i)
+    assert isinstance(request.strategy, Sampling)
+    return Generation(
+        tuple(request.prompts[i]),
+        request.budgets[i],
+        request.strategy.model_copy(update={"prefix": constraints.prefix}),
+        request.stop_ids,
+        None if request.seeds is None else request.seeds[i : i + 1],
+        constraints.constraint,
+    )
+
+
+class _Collector(Outbox):
+    """Collects answers as text; a stop string ends one."""
+
+    def __init__(self, answers: dict[Job, FinishedAnswer], stop: Sequence[str]):
+        super().__init__(Stats())
+        self._answers, self._stop = answers, stop
+        self._ids: dict[Job, list[int]] = {job: [] for job in answers}
+        self._finished: list[FinishedAnswer] = []
+
+    def take(self) -> list[FinishedAnswer]:
+        """Return the answers that have finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def start(self, job: Job) -> None:
+        job.started = True
+
+    def token(self, job: Job, token: Token) -> None:
+        self.tokens(job, [token.id])
+
+    def count_step(self, tokens: int) -> None:
+        pass
+
+    def tokens(self, job: Job, ids: list[int]) -> None:
+        self._ids[job] += ids
+        if self._stop:
+            text = self._push(job)
+            job.cancelled = text.ended
+
+    def is_due(self) -> bool:
+        return bool(self._stop)
+
+    def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
+        if end.reason == "error" and end.message == NOT_FINITE:
+            self._ids[job].append(NONFINITE)
+        self._push(job)
+        self._finished.append(self._answers.pop(job))
+        del self._ids[job]
+
+    def _push(self, job: Job) -> AnswerText:
+        text = self._answers[job].text
+        text.push(self._ids[job])
+        self._ids[job] = []
+        return text

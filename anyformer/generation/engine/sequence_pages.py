@@ -1,0 +1,104 @@
+"""Pages of the requests of one model: taken at admission and as answers grow, shared, kept for reuse and returned."""
+
+from anyformer.attention.cache.paged import Pool
+from anyformer.generation.engine.pages import Pages, count_pages_for
+from anyformer.generation.engine.pool import count_pages, new_pool
+from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.sequence import Sequence
+from anyformer.nn.model import Transformer
+
+
+class SequencePages:
+    """The pool of a model, and the tables of pages of its requests."""
+
+    def __init__(self, body: Transformer, limits: Limits):
+        self.limits, self.size = limits, limits.page_size
+        self._counts = count_pages(body, limits)
+        self.pool: Pool = new_pool(body, self._counts, self.size, limits.int8)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all pages and the beginnings of texts in them; no request may have any."""
+        self.own, self.source = (Pages(count, self.size) for count in self._counts)
+        self._promised: dict[Sequence, int] = {}  # pages that the other beams of a request may need
+
+    def admit(self, sequence: Sequence, used: int) -> bool:
+        """Take pages for a waiting request, as far as its prompt needs them. `used`: rows that other requests have."""
+        known = self._find(sequence)
+        self.own.share(known)
+        tokens, margin = sequence.length + 1, used  # each row that decodes soon needs a page
+        if self.limits.reproducible:  # never preempted: read again, its tokens would be rounded differently
+            tokens = len(sequence.prompt) + sequence.generation.max_new_tokens
+            beams = (sequence.rows - 1) * count_pages_for(tokens, self.size)
+            margin = sum(self._promised.values()) + beams
+        needed = count_pages_for(tokens, self.size) - len(known)
+        new = self.own.take(needed) if needed + margin <= self.own.available else None
+        source = self.source.take(count_pages_for(len(sequence.source), self.size))
+        if new is None or source is None:
+            self.own.release([*known, *(new or ())])
+            self.source.release(source or ())
+            return False
+        if self.limits.reproducible:
+            self._promised[sequence] = beams
+        sequence.tables, sequence.source_pages = [[*known, *new]], source
+        sequence.read = len(known) * self.size
+        if not sequence.answer:
+            sequence.cached = min(sequence.read, len(sequence.prompt))
+        return True
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """Return the pages of its beginning that are in the cache. The last token is always read, for its logits."""
+        if not self.limits.reuse or sequence.source or sequence.generation.prompt_logprobs:
+            return []
+        most = (sequence.length - 1) // self.size
+        known = self.own.find(key for key, _ in zip(sequence.keys(self.size), range(most), strict=False))
+        if self.limits.reproducible:  # chunks begin where they would without reuse
+            whole = len(known) * self.size // self.limits.chunk * self.limits.chunk
+            known = known[: whole // self.size]
+        return known
+
+    def extend(self, sequence: Sequence, read: int) -> bool:
+        """Make the page of token `read` of each row writable: present, and used by no other row."""
+        at = read // self.size
+        copies: list[tuple[int, int]] = []
+        for table in sequence.tables:
+            if at < len(table) and not self.own.is_shared(table[at]):
+                continue
+            new = self.own.take(1)
+            if new is None:
+                self.pool.copy(copies)
+                return False
+            if at < len(table):
+                copies.append((table[at], new[0]))
+                self.own.release([table[at]])
+                table[at] = new[0]
+            else:
+                table += new
+        self.pool.copy(copies)
+        return True
+
+    def continue_rows(self, sequence: Sequence, parents: list[int]) -> None:
+        """Let row i share the pages of row `parents[i]`, which it continues."""
+        old = sequence.tables
+        sequence.tables = [list(old[min(parent, len(old) - 1)]) for parent in parents]
+        for table in sequence.tables:
+            self.own.share(table)
+        for table in old:
+            self.own.release(table)
+
+    def release(self, sequence: Sequence, clean: bool) -> None:
+        """Return the pages of a request; those that may hold NaN are not `clean`."""
+        pages = [page for table in sequence.tables for page in self.own.release(table, clean)]
+        self.pool.clear(pages)
+        self.pool.clear_source(self.source.release(sequence.source_pages, clean))
+        self._promised.pop(sequence, None)
+        sequence.tables, sequence.source_pages = [], []
+
+    def remember(self, sequence: Sequence) -> None:
+        """Keep the full pages of a request for others that begin alike."""
+        if not self.limits.reuse or sequence.source:
+            return
+        tokens = min(sequence.read, len(sequence.prompt)) if self.limits.reproducible else sequence.read
+        full = tokens // self.size
+        keys = [key for key, _ in zip(sequence.keys(self.size), range(full), strict=False)]
+        self.own.remember(sequence.tables[0][:full], keys)

@@ -1,0 +1,253 @@
+"""Greedy decoding and sampling, token by token, for decoder-only and encoder–decoder models."""
+
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.attention.cache.kv_cache import CacheKind
+from anyformer.config import ConfigError
+from anyformer.generation.check import integer_faults
+from anyformer.generation.constraints.constraint import Constraint, check_fit
+from anyformer.generation.constraints.rollback import ConstraintMask
+from anyformer.generation.logit_processors import Processor, build, process
+from anyformer.generation.prefix_cache import Reuse
+from anyformer.generation.request import Request, check_request
+from anyformer.generation.sampling import greedy, row_seeds, sample
+from anyformer.generation.session import Read, Session
+from anyformer.generation.step import compiled
+from anyformer.generation.strategy import Sampling
+from anyformer.kernels.runtime import at_least_fp32
+from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.model import Transformer
+
+Picked = tuple[Tensor, Tensor]
+"""The next token of each row [b], or several [b, n], and whether their logits were finite, bool of the same shape."""
+
+STEPS_BETWEEN_CHECKS = 16  # on a device, of whether all rows have ended: each check synchronises with the host
+
+
+class NonFiniteLogits(ValueError):
+    """Some rows had logits without a distribution, such as NaN, and end there. `ids` holds the result of all rows."""
+
+    def __init__(self, rows: list[int], ids: Tensor):
+        where = f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))}"
+        super().__init__(f"{where}: the model's logits are not finite; the other rows are in the error's `ids`")
+        self.rows, self.ids = rows, ids
+
+
+def generate(
+    model: Transformer,
+    ids: Tensor,
+    *,
+    max_new_tokens: int | Sequence[int] = 20,
+    stop: Sequence[int] = (),
+    segments: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    marks: Tensor | None = None,
+    seed: int | Tensor | None = None,
+    constraint: Constraint | None = None,
+    cache: CacheKind = "auto",
+    chunk: int | None = None,
+    compile: bool = False,
+    reuse: Reuse | None = None,
+    **how: Any,
+) -> Tensor:
+    """Continue prompts [b, t] to [b, t + new], or answer sources [b, s] with [b, 1 + new], the start id first.
+
+    A source may also be images or features, if the encoder reads those. The named options are the fields of `Request`.
+    `how` are those of `Sampling`: temperature, top_k, top_p, ...; without any, decoding is greedy.
+
+    A row ends at its first `stop` id or at its budget and is padded from there; decoding ends when all rows have ended.
+    Prompts of unequal length are padded on either side, with `segments` -1 or `attention_mask` 0 there. A row's result
+    does not depend on the other rows. `cache="int8"` takes a half to a quarter of the memory and may change answers a
+    little; `compile` makes steps faster after tens of seconds.
+    """
+    request = Request(
+        ids,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        segments=segments,
+        attention_mask=attention_mask,
+        marks=marks,
+        seed=seed,
+        constraint=constraint,
+        cache=cache,
+        chunk=chunk,
+        compile=compile,
+        reuse=reuse,
+    )
+    return run_sampling(model, request, Sampling(**how))
+
+
+def run_sampling(model: Transformer, request: Request, sampling: Sampling) -> Tensor:
+    """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
+    check_request(model, request, sampling)
+    with evaluating(model):
+        session, picked = _start(model, request, sampling, None)
+        parts, failed = [session.prompt_ids], torch.zeros(len(session.ids), dtype=torch.bool, device=session.ids.device)
+        for new, ok in picked:
+            parts.append(new)
+            failed |= ~ok.all(dim=1)
+    out = torch.cat(parts, dim=1)
+    if bool(failed.any()):
+        raise NonFiniteLogits(failed.nonzero()[:, 0].tolist(), out)
+    return out
+
+
+def stream(model: Transformer, ids: Tensor, *, patience: int | None = 1, **options: Any) -> Iterator[Picked]:
+    """Yield what `generate` returns token by token; `options` are the same.
+
+    Each item is the next token of each row [b], padding where it has ended, and whether its logits were finite, bool
+    [b]. Tokens are yielded every `patience` steps; with None, as rarely as is fastest.
+    """
+    request, how = Request.split(ids, options)
+    return stream_sampling(model, request, Sampling(**how), patience)
+
+
+def stream_sampling(
+    model: Transformer, request: Request, sampling: Sampling, patience: int | None = 1
+) -> Iterator[Picked]:
+    """Yield the tokens of a request; between two of them the model is as before, and may be trained."""
+    check_request(model, request, sampling)
+    if patience is not None and (faults := integer_faults("patience", patience, 1)):
+        raise ConfigError(faults)
+    return _stream(model, request, sampling, patience)
+
+
+def _stream(model: Transformer, request: Request, sampling: Sampling, patience: int | None) -> Iterator[Picked]:
+    with evaluating(model):
+        _, picked = _start(model, request, sampling, patience)
+    while True:
+        with evaluating(model):  # entered for each item: a suspended generator would leave its caller in `no_grad`
+            tokens = next(picked, None)
+        if tokens is None:
+            return
+        yield from zip(tokens[0].unbind(dim=1), tokens[1].unbind(dim=1), strict=True)
+
+
+def _start(
+    model: Transformer, request: Request, sampling: Sampling, patience: int | None
+) -> tuple[Session, Iterator[Picked]]:
+    session = Session(model, request)
+    vocab, device, stop = session.logits.shape[-1], session.ids.device, request.stop_ids
+    allowed = None
+    if request.constraint is not None:
+        check_fit(request.constraint, vocab, stop)
+        allowed = ConstraintMask(request.constraint, request.budgets, device)
+    seeds = None if sampling.temperature == 0 else seeds_of(request.seed, len(session.ids), device)
+    fill = session.fill_id(stop)
+    # constraints and the caller's processors may synchronise with the host
+    captured = request.constraint is None and not request.processors
+    key = ("say", sampling, stop, fill) if captured else None
+
+    def make() -> DecodeState:
+        own = build(sampling, vocab=vocab, stop=stop, allowed=allowed, device=device)
+        processors = (*request.processors, *own)
+        return DecodeState(len(session.ids), request.longest, processors, seeds is not None, stop, fill, device)
+
+    state = make() if key is None else session.buffers.keep(key, make)
+    state.begin(request.budgets, seeds)
+    patience = patience or steps_between_checks(device, can_end=bool(stop) or request.constraint is not None)
+    return session, _closing(session, _steps(session, state, patience, key))
+
+
+def _closing(session: Session, picked: Iterator[Picked]) -> Iterator[Picked]:
+    try:
+        yield from picked
+    finally:  # also when the caller stops iterating
+        session.close()
+
+
+class DecodeState:
+    """The answers of all rows and whether they have ended: tensors with fixed addresses, so that steps are captured."""
+
+    def __init__(
+        self,
+        rows: int,
+        longest: int,
+        processors: Sequence[Processor],
+        samples: bool,
+        stop: Sequence[int],
+        fill: int,
+        device: torch.device,
+    ):
+        self.longest, self.processors, self.fill = longest, processors, fill
+        self.stop = torch.tensor(list(stop), device=device, dtype=torch.long)
+        self.budgets = torch.zeros(rows, dtype=torch.long, device=device)
+        self.seeds = torch.zeros_like(self.budgets) if samples else None
+        self.ids = torch.zeros(rows, longest, dtype=torch.long, device=device)
+        self.ok = torch.zeros_like(self.ids, dtype=torch.bool)  # whether logits were finite
+        self.count = torch.zeros_like(self.budgets)  # tokens of each row, up to its end
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.newest, self.running = torch.zeros_like(self.budgets)[:, None], torch.zeros_like(self.ended)[:, None]
+
+    def begin(self, budgets: Sequence[int], seeds: Tensor | None) -> None:
+        self.budgets.copy_(torch.tensor(list(budgets), dtype=torch.long))
+        if self.seeds is not None and seeds is not None:
+            self.seeds.copy_(seeds)
+        self.step.zero_()
+        self.count.zero_()
+        self.ended.copy_(self.budgets == 0)
+
+    def choose(self, session: Session, logits: Tensor) -> None:
+        """Choose the next token of each row from logits [rows, v]."""
+        if self.processors:
+            logits = process(self.processors, session.history, logits)
+        fused = session.compile and self.seeds is None  # compiling the hash of the noise takes minutes
+        (compiled(pick, id(session.model), len(logits)) if fused else pick)(self, logits)
+
+
+def pick(state: DecodeState, logits: Tensor) -> None:
+    """Pick the next token of each row, and end rows."""
+    logits, seeds, step = at_least_fp32(logits), state.seeds, state.step
+    choice = greedy(logits) if seeds is None else sample(logits, seeds, step.expand_as(seeds))
+    before = state.ended.clone()
+    ok = choice.ok | before
+    token = choice.ids.masked_fill(before | ~ok, state.fill)
+    ended = before | ~ok | torch.isin(token, state.stop) | (state.budgets <= step + 1)
+    state.ids.index_copy_(1, step, token[:, None])
+    state.ok.index_copy_(1, step, ok[:, None])
+    state.count += ~before
+    state.ended.copy_(ended)
+    state.newest.copy_(token[:, None])
+    state.running.copy_(~ended[:, None])
+    state.step += 1
+
+
+def _steps(session: Session, state: DecodeState, patience: int, key: Hashable | None) -> Iterator[Picked]:
+    """Yield the next tokens of each row, up to `patience` at a time; with a key, by steps that may be captured."""
+
+    def move(read: Read) -> None:
+        state.choose(session, read(state.newest, state.running))
+
+    if state.longest:
+        session.run_first(lambda logits: state.choose(session, logits), key)
+    yielded = 0
+    for step in range(1, state.longest + 1):
+        if step == state.longest or step % patience == 0:
+            over = bool(state.ended.all())
+            last = int(state.count.amax()) if over else step  # rows may have ended earlier
+            if last > yielded:
+                yield state.ids[:, yielded:last].clone(), state.ok[:, yielded:last].clone()
+            yielded = step
+            if over:
+                return
+        session.run_step(move, key)
+
+
+def steps_between_checks(device: torch.device, can_end: bool) -> int:
+    """Return after how many steps to check on the host whether all rows have ended."""
+    if device.type == "cpu":
+        return 1
+    return STEPS_BETWEEN_CHECKS if can_end else sys.maxsize
+
+
+def seeds_of(seed: int | Tensor | None, rows: int, device: torch.device) -> Tensor:
+    """Return a seed for each row: those given, or derived from one."""
+    if isinstance(seed, Tensor):
+        return seed.to(device)
+    return row_seeds(int(torch.randint(2**62, ())) if seed is None else seed, rows, device)

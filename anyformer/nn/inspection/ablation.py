@@ -1,0 +1,58 @@
+"""Ablation of attention heads: the model's output without some heads, and the effect of each head."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.nn.inputs import Inputs
+from anyformer.nn.inspection.patching import run_with_patches
+from anyformer.nn.inspection.scalar_outputs import Measure
+from anyformer.nn.inspection.sublayers import attention_at, attentions, check_heads, refuse_state, stacks_of
+from anyformer.nn.model import Transformer
+
+
+def run_without_heads(
+    model: Transformer, heads: Mapping[str, Sequence[int]], *inputs: Tensor | Inputs, **options: Any
+) -> Tensor:
+    """Return the model's output with the outputs of some heads set to zero: `{"decoder.1.mixer": [0, 3]}`.
+
+    Equivalent to zeros in these heads' columns of the output projections.
+    """
+    for name, indices in heads.items():
+        check_heads(attention_at(model, name), name, indices)
+    patches = {f"{name}.heads": _zero_heads(indices) for name, indices in heads.items()}
+    return run_with_patches(model, patches, *inputs, **options)
+
+
+@torch.no_grad()
+def head_scores(model: Transformer, measure: Measure, *inputs: Tensor | Inputs, **options: Any) -> dict[str, Tensor]:
+    """Return the change of a measure of the output when each head is switched off, one forward pass per head.
+
+    The result has tables [layers, heads] for "encoder.mixer", "decoder.mixer" and "decoder.cross"; NaN where a layer
+    has no such head.
+    """
+    refuse_state(options, "each head is switched off in a separate forward pass")
+    known, base = attentions(model), measure(model(*inputs, **options))
+    tables: dict[str, Tensor] = {}
+    for name, attention in known.items():
+        side, layer, sublayer = name.split(".")
+        kind = f"{side}.{sublayer}"
+        if kind not in tables:
+            columns = max(a.heads for other, a in known.items() if other.startswith(side) and other.endswith(sublayer))
+            depth = next(len(stack.runs) for own, stack in stacks_of(model).items() if own == side)
+            tables[kind] = torch.full((depth, columns), torch.nan, dtype=base.dtype, device=base.device)
+        for head in range(attention.heads):
+            without = run_without_heads(model, {name: [head]}, *inputs, **options)
+            tables[kind][int(layer), head] = measure(without) - base
+    return tables
+
+
+def _zero_heads(heads: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:  # [b, h, t, k_v]
+        off = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+        off[list(heads)] = True
+        return x.masked_fill(off[:, None, None], 0.0)
+
+    return change

@@ -1,0 +1,102 @@
+"""Split attention scores into content and position terms.
+
+Bias on scores (T5, ALiBi):                                       score = content + bias
+Vectors of distances (disentangled):                              score = content + q·K(p) + Q(p)·k
+Positions added to embeddings (sinusoidal, learned), x = c + p:   score = (W_q c)·(W_k c) + (W_q c)·(W_k p) + ...
+
+The second split is exact only in the first layer, and only if all between embeddings and scores is linear: a norm is
+not, and later layers read a sum in which content and position are mixed. Rotary positions rotate queries and keys:
+their effect on a score is a factor, not a term (see `position_curves.py`).
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anyformer.attention.lowered import Relation
+from anyformer.attention.position_module import Positions
+from anyformer.config import Position, Side
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
+from anyformer.nn.block import ParallelBlock
+from anyformer.nn.inputs import InputModule, Inputs
+from anyformer.nn.inspection.sublayers import attention_at, refuse_state, stacks_of
+from anyformer.nn.inspection.taps import run_with_taps
+from anyformer.nn.linear import split_heads
+from anyformer.nn.model import Transformer
+from anyformer.nn.stack import BlockStack
+
+
+@torch.no_grad()
+def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **options: Any) -> dict[str, Tensor]:
+    """Return the terms [b, h, t, s] whose sum are the scores of an attention layer (`decoder.0.mixer`), before masks.
+
+    The terms are "content", and "bias" if the scheme adds one. Disentangled positions add "content-distance" and
+    "distance-content". With positions in the embeddings, "content-content", "content-position", "position-content" and
+    "position-position" are in place of "content"; projection biases count as content. Names have the query first.
+    Raises with the reason if content and position cannot be separated.
+    """
+    refuse_state(options, "scores are split for complete texts")
+    attention = attention_at(model, name)
+    side, layer = cast(Side, name.split(".")[0]), int(name.split(".")[1])
+    stack = stacks_of(model)[side]
+    _, seen = run_with_taps(model, [f"{name}.q", f"{name}.k", f"{side}.embed"], *inputs, **options)
+    terms = {"content": attention.scoring.scores(seen[f"{name}.q"], seen[f"{name}.k"])}
+    if attention.cross:
+        return terms  # positions do not act between two texts
+    if stack.levels[layer]:
+        raise ValueError(f"{name} reads pooled tokens: their scores cannot be split")
+    plan = stack.plans[cast(int, stack.plan_of_layer[layer])]
+    positions = cast(Positions, stack.schemes[plan.scheme])
+    if type(positions.scheme).rotate is not Position.rotate:
+        raise ValueError(
+            f"{name}: {positions.scheme.kind} positions rotate queries and keys, and add nothing to scores"
+        )
+    x = seen[f"{side}.embed"]
+    layout = model.read_sides(*inputs, **options)[side][1]
+    if stack.embedder.scheme.embeds():
+        read = cast(InputModule, model.source if side == "encoder" else model.target)
+        if (why := _why_mixed(attention, stack, read, layer)) is not None:
+            raise ValueError(f"{name}: content and position cannot be separated {why}")
+        position_part = stack.embed(x.new_zeros(*x.shape[:2], read.inner_width), layout)
+        if (last := read.last_linear()) is not None:
+            position_part = F.linear(position_part, last.weight)
+        bias_only = _project(attention, torch.zeros_like(x))
+        content = _project(attention, x - position_part)
+        position = [part - bias for part, bias in zip(_project(attention, position_part), bias_only, strict=True)]
+        both = {"content": content, "position": position}
+        terms = {f"{a}-{b}": attention.scoring.scores(both[a][0], both[b][1]) for a in both for b in both}
+    bias = positions.bias(layout.positions, layout.positions, causal=not plan.pattern.looks_ahead)
+    if bias is not None:
+        terms["bias"] = bias.expand(x.shape[0], -1, -1, -1)
+    if isinstance(attention, DisentangledAttention):
+        relation = Relation(relative=positions.relative(layout.positions, layout.positions))
+        found = attention.distance_terms(relation, seen[f"{name}.q"], seen[f"{name}.k"])
+        terms |= {name: term * attention.scale for name, term in found.items()}
+    return terms
+
+
+def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: InputModule, layer: int) -> str | None:
+    """Return why content and position cannot be separated, or None if they can."""
+    block = stack.blocks[stack.runs[layer]]
+    norms = [getattr(read, "norm", nn.Identity()), cast(nn.Module, block.mixer).norm_in]
+    if isinstance(block, ParallelBlock):
+        norms.append(block.norm_in)
+    if layer:
+        return "after the first layer: later layers read a mixture of both"
+    if not all(isinstance(norm, nn.Identity) for norm in norms):
+        return "after a norm, which is not linear"
+    if attention.norms or attention.cap is not None:
+        return "where queries and keys are normalised, or scores are capped"
+    if isinstance(attention, GlobalTokenAttention):
+        return "where global tokens have separate projections"
+    return "in latent attention" if attention.latent is not None else None
+
+
+def _project(attention: MultiHeadAttention, x: Tensor) -> list[Tensor]:
+    """Return queries [b, h, t, k] and keys [b, g, t, k]."""
+    parts, (query, key, _) = attention.qkv.split(x), attention.serves
+    return [split_heads(parts[query], attention.heads), split_heads(parts[key], attention.groups)]

@@ -1,0 +1,74 @@
+"""Record activations of the running model by name. The names:
+
+    embed                          embeddings with positions [b, t, d]
+    {i}.{sublayer}.in              input of a sublayer, after its first norm [b, t, d]
+    {i}.{sublayer}.q / k / v       queries, new keys and values by head, as attention uses them [b, h, t, k]
+    {i}.{sublayer}.weights         attention weights [b, h, t, s]; rows are queries
+    {i}.{sublayer}.heads           output of each head: weighted sum of its values [b, h, t, k_v]
+    {i}.{sublayer}.gate            gates of the heads' outputs [b, h, t, 1], or of their elements [b, h, t, k_v]
+    {i}.mixer.log_decay            log of the decay of a matrix state, by head or channel; `rate` of gated_delta
+    {i}.mixer.latent               compressed vector of latent attention [b, t, rank]
+    {i}.mixer.state                states of a recurrent mixer, of both directions [b, t, h]
+    {i}.feedforward.hidden         hidden activations of the feed-forward [b, t, f]; `shared.hidden` of shared experts
+    {i}.feedforward.router         weight of each expert [b, t, experts]; 0 where it is not selected
+    {i}.{sublayer}.out             output of a sublayer, added to the residual stream [b, t, d]
+    {i}.out                        the residual stream after layer i [b, t, d]
+    final                          after the final norm [b, t, d]
+
+Each name begins with `encoder.` or `decoder.`; `{i}` is the layer from 0, `{sublayer}` mixer, cross or feedforward.
+`head` alone is the model's output. In an encoder that pools tokens, t and s are the lengths that a layer reads.
+"""
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
+
+from anyformer.nn.context import Tap
+from anyformer.nn.inputs import Inputs
+from anyformer.nn.model import Transformer
+
+
+def run_with_taps(
+    model: Transformer, names: list[str], *inputs: Tensor | Inputs, **options: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the model's output, and the activations whose names match (`decoder.*.mixer.weights`, `encoder.0.out`)."""
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str, x: Tensor) -> Tensor:
+        seen[name] = x
+        return x
+
+    output = model(*inputs, **options, taps=Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)))
+    check_matched(names, seen)
+    return output, seen
+
+
+def hidden_with_taps(
+    model: Transformer, names: list[str], *inputs: Tensor | Inputs, **options: Any
+) -> dict[str, Tensor]:
+    """Return activations as `run_with_taps` does, without the head, whose logits of all tokens may cost as much.
+
+    An encoder-decoder computes them, too: the options of a call are those of both stacks.
+    """
+    if model.encoder is not None and model.decoder is not None:
+        return run_with_taps(model, names, *inputs, **options)[1]
+    seen: dict[str, Tensor] = {}
+
+    def record(name: str, x: Tensor) -> Tensor:
+        seen[name] = x
+        return x
+
+    stack, (ids,) = model.encode if model.decoder is None else model.decode, inputs
+    stack(ids, taps=Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)), **options)
+    check_matched(names, seen)
+    return seen
+
+
+def check_matched(names: Collection[str], seen: Collection[str]) -> None:
+    """Raise if a name matches no activation of the forward pass."""
+    if missing := [n for n in names if not any(fnmatchcase(name, n) for name in seen)]:
+        raise ValueError(
+            f"no activation is called {', '.join(missing)}: anyformer/nn/inspection/taps.py lists the names"
+        )

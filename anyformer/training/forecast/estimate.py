@@ -1,0 +1,147 @@
+"""Forecast of a training run for one split: memory, time, tokens per second, price. Imports no torch.
+
+Communication, and how much of it overlaps with computation:
+
+    FSDP      the weights of each layer are gathered in fp32 before its forward pass and before its backward pass, and
+              its gradients reduced and scattered, in every micro-batch. Each runs beside the computation of another
+              layer, so only what takes longer than the computation adds time, and one layer at either end
+    DDP       gradients are summed once a step, beside the last backward pass
+    tensor    activations are summed after each sublayer, forward and backward; nothing runs meanwhile
+    context   keys and values are gathered in the forward pass and again in the backward pass, where their gradients are
+              scattered; nothing runs meanwhile, and nothing is compiled
+
+Several processes launch kernels one by one, without a CUDA graph: a pass takes at least `LAUNCH_SECONDS` per kernel.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from anyformer.config import ModelConfig
+from anyformer.kernels.gpu_table import GPU
+from anyformer.training.forecast.network import Group
+from anyformer.training.forecast.split import Split, gathered_values, part_weights, step_memory, tensor_part
+from anyformer.training.forecast.update import update_messages, update_work
+from anyformer.training.forecast.work import FP32, Rows, StepWork, Work, step_work
+from anyformer.training.forecast.workload import Workload
+
+LAUNCH_SECONDS = 8e-6  # of the CPU, for a kernel of compiled code
+SHARD_KERNELS = 10  # of FSDP, for each layer in a pass
+BUCKET_BYTES = 25e6  # gradients that DDP sends at a time
+SPARE_SHARE, SPARE_BYTES = 0.05, 1e9  # memory for fragments, and for the libraries of a process
+SECONDS_PER_DAY = 86_400
+
+
+class Engine(NamedTuple):
+    """Properties of a training engine; those of others serve the comparison with published runs."""
+
+    gather_bytes: int = FP32  # of a weight, in FSDP's messages
+    reduce_bytes: int = FP32  # of a gradient
+    builds_whole: bool = True  # each process builds the whole model on its GPU before it keeps a part
+
+
+OURS = Engine()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory and time of a step, on each GPU."""
+
+    split: Split
+    memory: float  # peak bytes
+    compute: float  # seconds
+    hidden: float  # seconds of communication during computation
+    communication: float  # seconds of all other communication
+    tokens_per_second: float  # over all GPUs
+    mfu: float  # model FLOPs utilisation: 3 × forward FLOPs ÷ time ÷ peak of the data sheet
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.communication
+
+    def fits(self, gpu: GPU) -> bool:
+        return self.memory * (1 + SPARE_SHARE) + SPARE_BYTES <= gpu.memory
+
+    def days(self, tokens: float) -> float:
+        return tokens / self.tokens_per_second / SECONDS_PER_DAY
+
+    def price(self, tokens: float, rate: float) -> float:
+        """Return the price at `rate` for an hour of one GPU."""
+        return 24 * self.days(tokens) * self.split.gpus * rate
+
+
+def forecast(work: Workload, gpu: GPU, split: Split, engine: Engine = OURS) -> Forecast:
+    """Return the forecast of a step for one split."""
+    rows = Rows(split.rows, work.length, work.source_length, split.context)
+    compiled = work.compiled and split.context == 1  # as in `training/prepare.py`
+    one = _step_work(work.config, rows, split.tensor, work.size, compiled)
+    ahead = _pass_seconds(one.forward, gpu, work, split)
+    back = _pass_seconds(one.backward + (one.blocks if split.recompute else Work()), gpu, work, split)
+    compute = split.accumulate * (ahead + back)
+    compute += update_work(work.config, work.optimizer, split).seconds(gpu, work.precision)
+    hidden, shown = _weight_messages(work, gpu, split, (ahead, back), engine)
+    shown += split.accumulate * _activation_messages(work, gpu, split, rows)
+    shown += update_messages(work.config, work.optimizer, split, gpu)
+    seconds = compute + shown
+    memory = step_memory(work.config, rows, split, work.half, compiled, work.optimizer)
+    if work.averaged:
+        memory += FP32 * part_weights(work.config, split.tensor).total / split.shards
+    if engine.builds_whole:
+        memory = max(memory, FP32 * part_weights(work.config, 1).total)
+    mfu = work.flops / seconds / split.gpus / gpu.flops[work.precision]
+    return Forecast(split, memory, compute, hidden, shown, work.step_tokens / seconds, mfu)
+
+
+@cache
+def _step_work(config: ModelConfig, rows: Rows, tensor: int, size: int, compiled: bool) -> StepWork:
+    return step_work(tensor_part(config, tensor), rows, size=size, compiled=compiled)
+
+
+def _pass_seconds(work: Work, gpu: GPU, run: Workload, split: Split) -> float:
+    seconds = work.seconds(gpu, run.precision)
+    if split.gpus == 1 and run.compiled:
+        return seconds
+    layers = sum(stack.depth for stack in run.config.stacks.values())
+    return max(seconds, (work.kernels + layers * SHARD_KERNELS * split.sharded) * LAUNCH_SECONDS)
+
+
+def _weight_messages(
+    work: Workload, gpu: GPU, split: Split, passes: tuple[float, float], engine: Engine
+) -> tuple[float, float]:
+    """Return the seconds of communication of weights and gradients: during the passes, and beyond them."""
+    weights = part_weights(work.config, split.tensor)
+    group = Group(gpu, split.copies, split.tensor)
+    if split.copies == 1:
+        return 0.0, 0.0
+    ahead, back = passes
+    if split.shards == 1:
+        total = group.all_reduce(FP32 * weights.trained, FP32 * weights.trained / BUCKET_BYTES)
+        last = min(total, group.all_reduce(BUCKET_BYTES))  # the first layer's gradients, when all else is done
+        shown = max(last, total - back)
+        return total - shown, shown
+    units = weights.count + 1  # and all that is outside the layers
+    gather = group.gather(engine.gather_bytes * weights.total, units)
+    reduce = group.gather(engine.reduce_bytes * weights.trained, units)
+    both = max(weights.largest, weights.total - weights.layers)  # the first gathered, and the last reduced
+    ends = group.gather(engine.gather_bytes * both) + group.gather(engine.reduce_bytes * both)
+    shown = split.accumulate * min(
+        2 * gather + reduce, ends + max(0.0, gather - ahead) + max(0, gather + reduce - back)
+    )
+    return split.accumulate * (2 * gather + reduce) - shown, shown
+
+
+def _activation_messages(work: Workload, gpu: GPU, split: Split, rows: Rows) -> float:
+    """Return the seconds of communication of activations in a micro-batch, along `tensor` and `context`."""
+    config, times = work.config, 1 + split.recompute
+    lengths, seconds = rows.lengths(), 0.0
+    tensor = Group(gpu, split.tensor)
+    for side, stack in config.stacks.items() if split.tensor > 1 else ():
+        stream = rows.batch * lengths[side] / rows.context * config.width
+        sublayers = sum(2 + (block.cross is not None) for block in stack.unrolled())
+        calls = sublayers * (1 + times)  # the outputs of a forward pass, and the gradients of the inputs
+        seconds += tensor.all_reduce(stream * work.size * calls, calls)
+        seconds += tensor.all_reduce(stream * (FP32 + work.size), 2)  # embeddings, and the gradient of the head's input
+    context = Group(gpu, split.context, split.tensor)
+    for values, layers in gathered_values(config, rows, split.tensor):
+        seconds += layers * (2 + times) * context.gather(values * work.size, 2)
+    return seconds

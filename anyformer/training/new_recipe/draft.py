@@ -1,0 +1,234 @@
+"""A recipe for a user's files: its text with comments, and the reasons for each choice. Imports no torch."""
+
+import importlib.util
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from anyformer.config import ConfigError, Fault, ModelConfig
+from anyformer.config.part import kind_of
+from anyformer.config.spec import did_you_mean
+from anyformer.data.readers import Rows
+from anyformer.recipe import PARTS, Task
+from anyformer.recipe.source import SPLITS
+from anyformer.training.new_recipe import loop, models
+from anyformer.training.new_recipe.columns import Role
+from anyformer.training.new_recipe.data import Sources, find_sources
+from anyformer.training.new_recipe.models import Facts, Line
+from anyformer.training.new_recipe.overrides import override_lines
+from anyformer.training.new_recipe.texts import TextStats, measure
+from anyformer.training.new_recipe.toml import toml
+
+TASKS = {  # the names that users give to tasks
+    "translate": "seq2seq",
+    "summarize": "seq2seq",
+    "answer": "seq2seq",
+    "seq2seq": "seq2seq",
+    "classify": "classify",
+    "tag": "tag",
+    "ner": "tag",
+    "pos": "tag",
+    "lm": "lm",
+    "mlm": "mlm",
+    "regress": "regress",
+    "embed": "embed",
+}
+ROLES: dict[str, tuple[Role, ...]] = {
+    "seq2seq": ("source", "target"),
+    "classify": ("text", "label"),
+    "tag": ("words", "tags"),
+    "lm": ("text",),
+    "mlm": ("text",),
+    "regress": ("text", "label"),
+    "embed": ("text", "pair"),
+}
+CHARACTERS_PER_TOKEN = 3  # of a public tokenizer, at least
+Reason = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    task: str
+    paths: list[str]
+    columns: dict[Role, str]
+    first: tuple[str, ModelConfig] | None  # the run that fine-tuning starts from
+    lora: bool
+    gpu: bool
+    overrides: tuple[str, ...] = ()  # KEY=VALUE, as for `anyformer train`
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A recipe without its number of steps."""
+
+    request: Request
+    facts: Facts
+    sources: Sources
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """What was chosen, and why."""
+        facts, tokenizer = self.facts, models.tokenizer(self.facts)
+        stats = facts.inputs
+        length = f"texts of {stats.mean_length:.0f} characters on average, {stats.longest:,} at most"
+        if facts.task.kind == "lm":
+            length = f"{stats.characters:,} characters"
+        found = [*self.sources.reasons, ("script", stats.script, f"{stats.share:.0%} of the letters; {length}")]
+        if facts.labels:
+            found.append(("labels", f"{facts.labels:,}", self._label_examples()))
+        found.append(("tokenizer", tokenizer.value, tokenizer.why))
+        if facts.first is not None:
+            found.append(
+                ("model", facts.first[0], f"{facts.first[1].shape}, {facts.first[1].width} wide, with a new head")
+            )
+        else:
+            found.append(
+                ("model", f"{facts.layers} layers, {facts.width} wide", f"from scratch; small, for {facts.amount}")
+            )
+        return [*found, *(("given", text, "as KEY=VALUE says") for text in self.request.overrides)]
+
+    def _label_examples(self) -> str:
+        rows = self.sources.rows["train"]
+        return ", ".join(label[:20] for label in _labels(rows)[:6]) + (", ..." if self.facts.labels > 6 else "")
+
+    def text(self, steps: int, reason: str = "", minutes: float | None = None, cycles: int = 1) -> str:
+        """Return the recipe, with the reason for its number of steps, or for the minutes that are given.
+
+        `cycles`: of the learning rate, each twice as long as the one before.
+        """
+        facts, sources = self.facts, self.sources
+        data = [Line("root", '"."', "paths begin where anyformer is run")]
+        data += [
+            Line(split, toml(source), f"{len(sources.rows[split]):,} {_plural(facts.task.kind)}")
+            for split in SPLITS
+            if (source := getattr(sources, split)) is not None
+        ]
+        if skipped := sources.skips or ("texts that are longer than the model can read" if self._too_long() else ""):
+            data.append(Line("on_bad_row", '"skip"', skipped))
+        sections = {
+            "": [
+                Line("task", toml(facts.task), _about(self.request.task)),
+                models.tokenizer(facts),
+                loop.batches(facts),
+            ],
+            "data": data,
+            **models.model(facts),
+            "train": [
+                *loop.training(facts, steps, reason, minutes, cycles),
+                *self._evaluation(steps if minutes is None else PARTS, cycles),
+            ],
+        }
+        if self.request.overrides:
+            sections = override_lines(sections, self.request.overrides)
+        names = ", ".join(Path(path).name for path in self.request.paths)
+        head = f"# {self.request.task}: {names}. Made by `anyformer new`; every line may be changed.\n"
+        return head + models.as_toml(sections)
+
+    def _too_long(self) -> bool:
+        first = self.facts.first
+        limits = [stack.limit for stack in first[1].stacks.values() if stack.limit] if first else []
+        longest = self.facts.inputs.longest / CHARACTERS_PER_TOKEN
+        return self.facts.task.kind not in ("lm", "classify") and any(longest > limit for limit in limits)
+
+    def _evaluation(self, steps: int, cycles: int) -> list[Line]:
+        if self.sources.valid is None:
+            return []
+        if cycles > 1:
+            return [Line("best", f'"{self.facts.best}"', "selects the best of the evaluations, one for each cycle")]
+        times = 3 if self.facts.task.kind == "seq2seq" else 8
+        every = Line("evaluate_every", str(max(1, -(-steps // times))), f"{times} evaluations on the validation rows")
+        return [Line("best", f'"{self.facts.best}"', "selects the best of them"), every]
+
+
+def _plural(kind: str) -> str:
+    return {"lm": "text", "tag": "sentences"}.get(kind, "rows")
+
+
+def _about(task: str) -> str:
+    return {
+        "seq2seq": "a text for each text",
+        "classify": "a label for each text; of longer ones only max_length tokens are read",
+        "tag": "a label for each word",
+        "lm": "the next token of a text",
+        "mlm": "masked tokens of a text",
+        "regress": "a number for each text",
+        "embed": "a vector for each text",
+    }[TASKS[task]]
+
+
+def task_kind(name: str) -> str:
+    """Return the kind of a task by the name that a user gives it."""
+    if name not in TASKS:
+        raise ConfigError([Fault("TASK", f"= '{name}': unknown; {did_you_mean(name, TASKS)}")])
+    return TASKS[name]
+
+
+def draft(request: Request) -> Draft:
+    """Examine the files of a request, and choose everything but the number of steps."""
+    kind = task_kind(request.task)
+    roles = ROLES[kind]
+    if unknown := [role for role in request.columns if role not in (*roles, *(["pair"] if "label" in roles else []))]:
+        wanted = ", ".join(f"--{role}" for role in roles)
+        raise ConfigError([Fault(f"--{role}", f"the task {request.task} reads {wanted}") for role in unknown])
+    sources = find_sources(request.paths, kind, roles, request.columns)
+    rows = sources.rows["train"]
+    task = _task(kind, request, sources)
+    total = sources.examined.rows if kind == "lm" else sum(map(len, sources.rows.values()))
+    inputs = _measure(rows, [role for role in ("source", "target", "text", "pair", "words") if role in rows.columns])
+    labels = 0 if kind not in ("classify", "tag") else len(_labels(rows, getattr(task, "separator", None)))
+    if labels == 1:
+        what = f"all rows have the label '{_labels(rows)[0]}': a classifier needs two or more"
+        raise ConfigError([Fault("--label" if kind == "classify" else "--tags", what)])
+    outputs = _measure(rows, ["target"]) if kind == "seq2seq" else None
+    facts = Facts(task, inputs, outputs, total, labels, request.gpu, request.first, request.lora)
+    if kind == "classify":
+        facts = replace(facts, task=task.model_copy(update={"max_length": models.max_length(facts)}))
+    return Draft(request, facts, sources)
+
+
+def _measure(rows: Rows, roles: list[str]) -> TextStats:
+    texts = [text.replace("\n", " ") if role == "words" else text for role in roles for text in rows.columns[role]]
+    return measure(texts, len(texts))
+
+
+def _labels(rows: Rows, separator: str | None = None) -> list[str]:
+    """Return the different labels or tags of some rows."""
+    if "tags" in rows.columns:
+        return sorted({tag for tags in rows.columns["tags"] for tag in tags.split("\n")})
+    values = rows.columns.get("label", [])
+    return sorted({one.strip() for value in values for one in (value.split(separator) if separator else [value])})
+
+
+def _task(kind: str, request: Request, sources: Sources) -> Task:
+    rows = sources.rows["train"]
+    pairs, fields = "pair" in rows.columns, dict[str, Any]()
+    match kind:
+        case "seq2seq":
+            fields = _metrics(rows)
+        case "classify":
+            fields = {"pairs": pairs, "labels": _unseen(sources)}
+        case "tag":
+            tags = _labels(rows)
+            spans = any(tag.startswith("B-") for tag in tags) and all(tag == "O" or tag[1:2] == "-" for tag in tags)
+            fields = {"spans": spans, "labels": _unseen(sources)}
+        case "regress":
+            fields = {"pairs": pairs, "apart": pairs}
+    known: Any = {kind_of(task): task for task in Task.choices()}
+    made: Task = known[kind](**fields)
+    return made
+
+
+def _unseen(sources: Sources) -> tuple[str, ...]:
+    """Return all labels if some are only in validation or test rows, where they would be errors; else none."""
+    train = {*_labels(sources.rows["train"])}
+    everywhere = {label for rows in sources.rows.values() for label in _labels(rows)}
+    return tuple(sorted(everywhere)) if everywhere - train else ()
+
+
+def _metrics(rows: Rows) -> dict[str, Any]:
+    if importlib.util.find_spec("sacrebleu") is None:
+        return {"metrics": ("exact_match",)}
+    stats = measure(rows.columns["target"][:1000], 1000)
+    return {"metrics": ("chrf", "bleu"), "bleu_tokenize": "char" if stats.is_cjk else "13a"}

@@ -1,0 +1,198 @@
+"""The modules of a model, split among the processes of a group: each class replaces that of a built module.
+
+Attention has whole heads, a feed-forward a part of its hidden layer, a mixture some of the experts (Shoeybi et al.
+2019). Everything else computes the same values in all processes. A subclass reads its part of the parameters
+(`local`), and exchanges activations where a region of split weights begins and ends (`collectives.py`).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
+
+from anyformer.attention.lowered import Lowered
+from anyformer.attention.position_module import Positions
+from anyformer.attention.scores import Scoring
+from anyformer.config import Position
+from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.disentangled import DisentangledAttention
+from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
+from anyformer.nn.dropout import Dropout
+from anyformer.nn.experts import ExpertRows, Mixture, StackedLinear, expert_matmul
+from anyformer.nn.linear import Linear
+from anyformer.nn.lora import LowRank
+from anyformer.training.ranks.collectives import enter, gather, leave, local, own_generator, span
+
+# -- linear layers ----------------------------------------------------------------------------------------------------
+
+
+class SplitLinear(Linear):
+    """A linear layer of which each process has a part."""
+
+    mesh: DeviceMesh
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor | None]:
+        """This process's weight and bias."""
+        assert self.weight is not None
+        return local(self.weight), None if self.bias is None else local(self.bias)
+
+
+class ColumnLinear(SplitLinear):
+    """A part of the outputs from the whole input; of several parts of a fused layer, a piece of each."""
+
+    enters: bool  # False: the input has entered the region already
+    order: Tensor | None  # row i of the split weight is row order[i] of the weight; None: of one part, row i
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = enter(x, self.mesh) if self.enters else x
+        y = F.linear(x, *self.own)
+        return y if self.lora is None else y + self.lora(x)
+
+
+class RowLinear(SplitLinear):
+    """All outputs, as a sum over the processes, each of which has a part of the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.own
+        y = leave(F.linear(x, weight), self.mesh)
+        y = y if bias is None else y + bias
+        return y if self.lora is None else y + self.lora(x)
+
+
+class ColumnLowRank(LowRank):
+    """The adapter of a `ColumnLinear`: all of A, and its rows of B."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(self.dropout(x), self.a) * self.scale, local(self.b))
+
+
+class RowLowRank(LowRank):
+    """The adapter of a `RowLinear`: its columns of A, and all of B."""
+
+    mesh: DeviceMesh
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(leave(F.linear(self.dropout(x), local(self.a)), self.mesh) * self.scale, self.b)
+
+
+class LatentDown(Linear):
+    """The compression of latent attention, computed by all processes: where the region of split heads begins."""
+
+    mesh: DeviceMesh
+    queries: int | None  # width of the queries of all heads, if the first part is these; None: it is compressed
+
+    def split(self, x: Tensor, direct: bool = False) -> tuple[Tensor, ...]:
+        first, *rest = enter(self(x), self.mesh).split(self.parts, dim=-1)
+        return (first if self.queries is None else first[..., span(self.queries, self.mesh)], *rest)
+
+
+class SplitDropout(Dropout):
+    """Dropout of activations of which each process has a part."""
+
+    mesh: DeviceMesh
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and self.p):
+            return x
+        with own_generator(x, self.mesh):
+            return super().forward(x)
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+class SplitAttention(MultiHeadAttention):
+    """Some of the heads, with the key/value heads that serve them."""
+
+    mesh: DeviceMesh
+
+    @property
+    def scoring(self) -> Scoring:
+        # not by `super()`: torch.compile cannot trace a property of a base class
+        return Scoring(self.scale, self.normalizer, self.cap, None if self.sinks is None else local(self.sinks))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
+        if not (self.training and self.dropout):
+            return super().attend(q, k, v, lowered, scoring)
+        with own_generator(q, self.mesh):
+            return super().attend(q, k, v, lowered, scoring)
+
+
+class SplitDisentangledAttention(SplitAttention, DisentangledAttention):
+    """Some of the heads, with their scores between content and distance. The vectors of distances are whole."""
+
+
+class SplitGlobalTokenAttention(SplitAttention, GlobalTokenAttention):
+    """Some of the heads, with both of their projections."""
+
+
+class GatherHeads(nn.Module):
+    """The outputs of all heads, for attention without an output projection."""
+
+    def __init__(self, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gather(x, self.mesh)
+
+
+class SplitPositions(Positions):
+    """A scheme whose biases are those of this process's heads. Its tables are whole."""
+
+    mesh: DeviceMesh
+
+    def levels(self, causal: bool, device: torch.device) -> Tensor | None:
+        levels = super().levels(causal, device)  # [..., h]
+        return None if levels is None else levels[..., span(self.heads, self.mesh)]
+
+    def bias(self, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
+        if type(self.scheme).bias is not Position.bias:
+            bias = super().bias(q, k, causal)
+            return None if bias is None else bias[:, span(self.heads, self.mesh)]
+        levels = self.levels(causal, q.device)
+        if levels is None:
+            return None
+        head = torch.arange(levels.shape[-1], device=q.device)[:, None, None]
+        return self.scheme.score(levels, head, q[:, None, :, None], k[:, None, None, :])
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+class SplitStackedLinear(StackedLinear):
+    """The linear layers of some experts."""
+
+    def forward(self, x: Tensor, rows: ExpertRows) -> tuple[Tensor, ...]:
+        x = self.cast(x)
+        y = expert_matmul(x, local(self.rows()).to(x.dtype), rows)
+        if self.bias is not None:
+            y = y + local(self.bias)[rows.experts].to(y.dtype)
+        return y.split(self.parts, dim=-1)
+
+
+class SplitMixture(Mixture):
+    """Some of the experts. All processes route all tokens, and each computes what its experts read."""
+
+    mesh: DeviceMesh
+
+    def combine(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        own = super().combine(enter(rows, self.mesh), experts, enter(weights, self.mesh))
+        return leave(own, self.mesh)
+
+    def read(self, rows: Tensor, experts: Tensor) -> Tensor:
+        number = experts - span(self.up.count * self.mesh.size(), self.mesh).start
+        at = ((number >= 0) & (number < self.up.count)).nonzero()[:, 0]
+        y = super().read(rows.index_select(0, at), number[at])
+        return y.new_zeros(len(rows), y.shape[1]).index_copy(0, at, y)
+
+
+def become(module: nn.Module, cls: type[nn.Module], **attributes: Any) -> None:
+    """Give a built module a subclass of its class, as FSDP2 does; names and parameters stay."""
+    assert issubclass(cls, type(module)), f"{cls.__name__} is no {type(module).__name__}"
+    module.__class__ = cls
+    for name, value in attributes.items():
+        setattr(module, name, value)
