@@ -193,7 +193,7 @@ def test_a_run_is_equal_after_an_export_as_gguf(tmp_path: Path, tied: bool) -> N
     check_gguf(import_model(tmp_path / "model.bin", tmp_path / "run", tokenizer=tmp_path / "tok.bin"), tmp_path)
 
 
-def check_gguf(run: af.run.Run, folder: Path) -> None:
+def check_gguf(run: af.Run, folder: Path) -> None:
     """Export a run and read it again: ids, texts, logits and what ends a text are the same."""
     done("export", run.folder, folder / "model.gguf", "--format", "gguf")
     again = import_model(folder / "model.gguf", folder / "again")
