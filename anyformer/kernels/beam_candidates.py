@@ -32,7 +32,7 @@ def _like(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Te
 
 @opaque("find_candidates", _like)
 def find_candidates(logits: Tensor, log_p: Tensor, failed: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `top_candidates` of `generation/top_k.py` returns. `log_p` is fp32; of equal scores the first is first.
+    """Return what `top_candidates` of `generation/top_k.py` returns. `log_p` is fp32; the first of equal scores wins.
 
     The first kernel reduces groups of logits to their maxima and sums. The second one compares the groups of all beams
     of a search, and then the logits of the best.

@@ -3,8 +3,8 @@
 Its option to apply chat templates is not supported: it passes conversations as text, where special tokens are plain
 text.
 
-In Python:      lm_eval.simple_evaluate(model=HarnessModel("runs/mine"), tasks=["arc_easy"])
-Command line:   python -m anyformer.lab.evaluation.harness run --model anyformer --model_args run=runs/mine --tasks arc_easy
+In Python: `lm_eval.simple_evaluate(model=HarnessModel("runs/mine"), tasks=["arc_easy"])`. On the command line:
+`python -m anyformer.lab.evaluation.harness run --model anyformer --model_args run=runs/mine --tasks arc_easy`.
 """
 
 from collections.abc import Mapping, Sequence
