@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "anyformer"
 
 # The layers, lowest first: a unit, and the units directly below it. A unit may import these and everything below
-# them. A unit is a room (a folder of `anyformer/`) without the files and folders in it that have rows of their own; each
-# file of `config/` has one.
+# them. A unit is a room (a folder of `anyformer/`) without the files and folders in it that have rows of their own.
+# Each file of `config/` has one.
 UNDER: dict[str, tuple[str, ...]] = {
     "kernels.conventions": (),
     "config.spec": (),
@@ -83,8 +83,10 @@ UNDER: dict[str, tuple[str, ...]] = {
     "explore": ("lab", "runs.run_inspection"),
     "generation.http": ("generation.engine",),
     "generation.batch": ("generation.engine", "generation.ray_cluster"),
-    "cli": ("testing", "explore", "lab.comparison", "lab.evaluation", "training.forecast", "tasks.environments")
-    + ("training.doctor", "training.new_recipe", "generation.batch", "generation.http"),
+    "cli": (
+        *("testing", "explore", "lab.comparison", "lab.evaluation", "training.forecast", "training.doctor"),
+        *("training.new_recipe", "tasks.environments", "generation.batch", "generation.http"),
+    ),
     "__main__": ("cli",),
 }
 
