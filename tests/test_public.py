@@ -15,7 +15,7 @@ from tests.pages import PAGES, ROOT, blocks
 
 # Packages whose names are stable (docs/stability.md), and the internal modules that pages and examples import all the
 # same, most to show how something works inside. The list only shrinks.
-STABLE = ("", ".cli.verb", ".config", ".config.io", ".presets", ".recipe", ".testing")
+STABLE = ("", ".cli.verb", ".config", ".config.io", ".explore.view", ".presets", ".recipe", ".testing")
 INTERNAL = {
     ".attention.attend",
     ".attention.cache.layer_cache",

@@ -15,7 +15,7 @@ layer_stages       Stages of the path inside a layer
 lens               Views `lens` and `cell`: the most probable output after each layer, at every position
 lesson_file        The file of a lesson, and the lessons of the package
 lessons            Right answers to the questions of lessons, computed from the run
-live_run           Metrics, snapshots and checkpoints of a run that is being trained
+live_run           View `live`: metrics, snapshots and checkpoints of a run that is being trained
 make_bundled       Train the run that the page opens if none is given
 open_runs          Open runs, cache their traces, and answer the requests of the page
 outputs            Outputs of a head by name, with their probabilities
@@ -27,7 +27,7 @@ path_place         One token on its path: a stack, a layer and a head
 path_stages        View `stage`: the numbers of one stage, for one token, layer and head
 pictures           Images and spectrograms of a text as pixels, with their places
 prediction         View `read`: tokens of a text and the run's prediction for it
-requests           A spec for each request of the page
+requests           Specs of requests, so that a wrong one gets a readable error
 rotation           View `rotation`: q and k before and after rotary positions, and their score by distance
 salience           View `salience`: the contribution of each input token to an output
 server             HTTP server on 127.0.0.1
@@ -36,5 +36,6 @@ step_runs          Runs at the steps of their training, the latest ones in memor
 surprise           View `surprise`: the log-probability of each token of a text
 trace              Activations of one forward pass over a text, shared by all views
 vectors            Numbers of `stage` and `follow` as plain values
-views              Views of attention and logits as JSON, and the table of all views
+view               The base of views, and what a saved page asks them
+views              Views of attention and logits
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from anyformer.attention.cache.kv_cache import Cache
 from anyformer.attention.cache.states import StateCache
@@ -27,48 +27,56 @@ from anyformer.config import (
 )
 from anyformer.config.cost import Cost
 from anyformer.config.feedforward import FeedForward
+from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace
+from anyformer.explore.view import TextView
 from anyformer.nn.inspection.cost_rules import adapter_cost, block_costs
 from anyformer.nn.inspection.count import Table, count
+from anyformer.runs.run import Run
 
 CURVE_POINTS = 64
 
 
-def block(trace: Trace) -> dict[str, Any]:
-    """Return the view `block`: every part with its parameters and FLOPs, which add up to those of `count`."""
-    config, table = trace.run.config, count_text(trace)
-    rows = {row.part: row for row in table.rows}
+class BlockView(TextView):
+    """The view `block`: every part with its parameters and FLOPs, which add up to those of `count`."""
 
-    def cost(part: str) -> dict[str, int]:
-        return {"parameters": rows[part].parameters, "flops": rows[part].flops} if part in rows else _costs(Cost())
+    kind: Literal["block"] = "block"
+    group, place, key = "build", 1, "7"
 
-    lengths: dict[Side, int] = {"encoder": table.source_length or table.length, "decoder": table.length}
-    inputs = {"encoder": ("source", config.source), "decoder": ("target", config.target)}
-    stacks, read = [], {}
-    for side, stack in config.stacks.items():
-        name, spec = inputs[side]
-        assert spec is not None
-        read[side] = {"name": name, "details": details(spec), **_input_steps(spec), **cost(f"{name} embeddings")}
-        stacks.append(
-            {
-                "side": side,
-                "depth": stack.depth,
-                "share": stack.share,
-                "position": {"name": stack.position.kind, "details": details(stack.position)}
-                | cost(f"{side} positions"),
-                "final_norm": {"name": stack.final_norm.kind, **cost(f"{side} final norm")},
-                "layers": list(_layers(config, side, stack, lengths[side], lengths["encoder"])),
-            }
-        )
-    return {
-        "width": config.width,
-        "stacks": stacks,
-        "input": read,
-        "head": {"name": config.head.kind, "details": details(config.head), "tied": config.tie, **cost("head")},
-        "length": table.length,
-        "source_length": table.source_length,
-        "total": {"parameters": table.parameters, "flops": table.flops},
-    }
+    def answer(self, trace: Trace, request: TextRequest) -> dict[str, Any]:
+        config, table = trace.run.config, count_text(trace)
+        rows = {row.part: row for row in table.rows}
+
+        def cost(part: str) -> dict[str, int]:
+            return {"parameters": rows[part].parameters, "flops": rows[part].flops} if part in rows else _costs(Cost())
+
+        lengths: dict[Side, int] = {"encoder": table.source_length or table.length, "decoder": table.length}
+        inputs = {"encoder": ("source", config.source), "decoder": ("target", config.target)}
+        stacks, read = [], {}
+        for side, stack in config.stacks.items():
+            name, spec = inputs[side]
+            assert spec is not None
+            read[side] = {"name": name, "details": details(spec), **_input_steps(spec), **cost(f"{name} embeddings")}
+            stacks.append(
+                {
+                    "side": side,
+                    "depth": stack.depth,
+                    "share": stack.share,
+                    "position": {"name": stack.position.kind, "details": details(stack.position)}
+                    | cost(f"{side} positions"),
+                    "final_norm": {"name": stack.final_norm.kind, **cost(f"{side} final norm")},
+                    "layers": list(_layers(config, side, stack, lengths[side], lengths["encoder"])),
+                }
+            )
+        return {
+            "width": config.width,
+            "stacks": stacks,
+            "input": read,
+            "head": {"name": config.head.kind, "details": details(config.head), "tied": config.tie, **cost("head")},
+            "length": table.length,
+            "source_length": table.source_length,
+            "total": {"parameters": table.parameters, "flops": table.flops},
+        }
 
 
 def count_text(trace: Trace, length: int | None = None) -> Table:
@@ -83,29 +91,37 @@ def count_text(trace: Trace, length: int | None = None) -> Table:
     return count(config, length or own, source_length=source, bytes_per_value=size)
 
 
-def cache(trace: Trace) -> dict[str, Any]:
-    """Return the view `cache`: bytes by number of tokens, and the bytes of one token in each layer."""
-    config, model = trace.run.config, trace.run.model
-    if config.decoder is None:
-        raise ConfigError([Fault("run", "its model has no decoder: only a decoder has a KV cache")])
-    now, limit = len(trace.reading.tokens["decoder"]), config.decoder.limit
-    every = max(1, -(-now // CURVE_POINTS))
-    steps = sorted({*range(every, now + 1, every), 1, now})
-    kinds: dict[str, list[int]] = {"self": [], "cross": []}
-    for n in steps:
-        rows = count_text(trace, n).rows
-        cross = sum(row.cache_bytes for row in rows if row.part in ("decoder cross-attention", "encoder states"))
-        kinds["cross"].append(cross)
-        kinds["self"].append(sum(row.cache_bytes for row in rows) - cross)
-    max_tokens = limit or config.context
-    return {
-        "steps": steps,
-        "kinds": kinds,
-        "now": now,
-        "limit": max_tokens,
-        "capacity": None if max_tokens is None else count_text(trace, max_tokens).cache_bytes,
-        "layers": list(_cache_layers(model.new_cache(1, max(now, 2), kind="auto"), max(now, 2))),
-    }
+class CacheView(TextView):
+    """The view `cache`: bytes by number of tokens, and the bytes of one token in each layer."""
+
+    kind: Literal["cache"] = "cache"
+    group, place, key = "build", 2, "8"
+
+    def answer(self, trace: Trace, request: TextRequest) -> dict[str, Any]:
+        config, model = trace.run.config, trace.run.model
+        if config.decoder is None:
+            raise ConfigError([Fault("run", "its model has no decoder: only a decoder has a KV cache")])
+        now, limit = len(trace.reading.tokens["decoder"]), config.decoder.limit
+        every = max(1, -(-now // CURVE_POINTS))
+        steps = sorted({*range(every, now + 1, every), 1, now})
+        kinds: dict[str, list[int]] = {"self": [], "cross": []}
+        for n in steps:
+            rows = count_text(trace, n).rows
+            cross = sum(row.cache_bytes for row in rows if row.part in ("decoder cross-attention", "encoder states"))
+            kinds["cross"].append(cross)
+            kinds["self"].append(sum(row.cache_bytes for row in rows) - cross)
+        max_tokens = limit or config.context
+        return {
+            "steps": steps,
+            "kinds": kinds,
+            "now": now,
+            "limit": max_tokens,
+            "capacity": None if max_tokens is None else count_text(trace, max_tokens).cache_bytes,
+            "layers": list(_cache_layers(model.new_cache(1, max(now, 2), kind="auto"), max(now, 2))),
+        }
+
+    def fits(self, run: Run) -> bool:
+        return run.config.shape != "encoder"
 
 
 def _cache_layers(cache: Cache, tokens: int) -> Iterator[dict[str, Any]]:

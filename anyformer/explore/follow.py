@@ -8,7 +8,8 @@
 Every answer has `value`, the number of the step before, and `total`, the sum of its terms: equal up to rounding.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault
 from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import Output, chosen, outputs, position
-from anyformer.explore.requests import FollowRequest
+from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, last_side, trace_reading
 from anyformer.explore.vectors import rounded
+from anyformer.explore.view import SavedText, TextView
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.inspection.frozen import freeze_head, freeze_norm
@@ -29,51 +31,85 @@ from anyformer.nn.inspection.residual_stream import layer_stream
 TOP_NEURONS = 24
 
 
-@torch.no_grad()
-def follow(trace: Trace, request: FollowRequest) -> dict[str, Any]:
-    """Return the terms of one number."""
-    at = position(trace, request.at)
-    if request.without:
-        trace = trace_reading(trace.run, trace.reading, sorted({*request.off, *request.without}))
-    output = chosen(trace, at, request.output)
-    found: dict[str, Any] = {"at": at, "output": list(output)}
-    side = last_side(trace.run)
-    direction = freeze_head(trace.run.model, trace.activations[f"{side}.final"][0], output.id, at)
-    pooled, place = direction.size > 1, None
-    if pooled:
-        hidden = trace.activations[f"{side}.final"][0, direction.positions].double()
-        shares = dict(zip(direction.positions, (direction.u * hidden).sum(dim=1).tolist(), strict=True))
-        place = request.place
-        if place not in shares:
-            place = max(shares, key=lambda key: abs(shares[key]))
-        found |= {"place": place}
-        if request.level == "positions":
-            return found | {
-                "value": output.value,
-                "terms": [[key, share] for key, share in shares.items()],
-                "constant": direction.constant,
-                "total": sum(shares.values()) + direction.constant,
-            }
-    elif request.level == "positions":
-        raise ConfigError([Fault("level", "= 'positions': the head of this run reads one position")])
-    terms = _terms(trace, output, at, place)
-    if request.level == "parts":
-        value = output.value if place is None else shares[place]
-        return (
-            found
-            | {"pooled": pooled, "value": value, "outputs": [list(one) for one in outputs(trace, at)]}
-            | _parts(terms)
-        )
-    part = request.part or _largest(terms)
-    found |= {"part": part}
-    name, _, head = part.rpartition(".")
-    row = place if place is not None else terms.positions[0]
-    if head.isdecimal() and name in terms.heads and int(head) < len(terms.heads[name]):
-        found |= {"value": terms.heads[name][int(head)]}
-        return found | _head_terms(trace, terms, name, int(head), row, request)
-    if part in terms.terms:
-        return found | {"value": terms.terms[part]} | _neurons(trace, terms, part, row)
-    raise ConfigError([Fault("part", f"= '{part}': there is no such head or sublayer")])
+class FollowRequest(TextRequest):
+    """The terms of one output: by `level` a sum over positions, parts of the model, tokens (or neurons), or dimensions.
+
+    `output` is a token id or the number of a label; -1 is the most probable. `place` is a position of a head that pools
+    tokens, `part` a head of an attention layer (`decoder.0.mixer.3`) or a sublayer, `key` a token. The default of each
+    has the largest term. Heads in `without` are disabled for the same tokens; with `off`, a model may answer others.
+    """
+
+    level: Literal["positions", "parts", "tokens", "dimensions"]
+    at: StrictInt = -1
+    output: StrictInt = -1
+    place: StrictInt = -1
+    part: str = ""
+    key: StrictInt = -1
+    without: tuple[str, ...] = ()
+
+
+class FollowView(TextView):
+    """The terms of one number."""
+
+    kind: Literal["follow"] = "follow"
+    request = FollowRequest
+
+    @torch.no_grad()
+    def answer(self, trace: Trace, request: FollowRequest) -> dict[str, Any]:
+        at = position(trace, request.at)
+        if request.without:
+            trace = trace_reading(trace.run, trace.reading, sorted({*request.off, *request.without}))
+        output = chosen(trace, at, request.output)
+        found: dict[str, Any] = {"at": at, "output": list(output)}
+        side = last_side(trace.run)
+        direction = freeze_head(trace.run.model, trace.activations[f"{side}.final"][0], output.id, at)
+        pooled, place = direction.size > 1, None
+        if pooled:
+            hidden = trace.activations[f"{side}.final"][0, direction.positions].double()
+            shares = dict(zip(direction.positions, (direction.u * hidden).sum(dim=1).tolist(), strict=True))
+            place = request.place
+            if place not in shares:
+                place = max(shares, key=lambda key: abs(shares[key]))
+            found |= {"place": place}
+            if request.level == "positions":
+                return found | {
+                    "value": output.value,
+                    "terms": [[key, share] for key, share in shares.items()],
+                    "constant": direction.constant,
+                    "total": sum(shares.values()) + direction.constant,
+                }
+        elif request.level == "positions":
+            raise ConfigError([Fault("level", "= 'positions': the head of this run reads one position")])
+        terms = _terms(trace, output, at, place)
+        if request.level == "parts":
+            value = output.value if place is None else shares[place]
+            return (
+                found
+                | {"pooled": pooled, "value": value, "outputs": [list(one) for one in outputs(trace, at)]}
+                | _parts(terms)
+            )
+        part = request.part or _largest(terms)
+        found |= {"part": part}
+        name, _, head = part.rpartition(".")
+        row = place if place is not None else terms.positions[0]
+        if head.isdecimal() and name in terms.heads and int(head) < len(terms.heads[name]):
+            found |= {"value": terms.heads[name][int(head)]}
+            return found | _head_terms(trace, terms, name, int(head), row, request)
+        if part in terms.terms:
+            return found | {"value": terms.terms[part]} | _neurons(trace, terms, part, row)
+        raise ConfigError([Fault("part", f"= '{part}': there is no such head or sublayer")])
+
+    def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
+        """Yield what follows the most probable output back by its largest terms."""
+        for stage in saved.outline["follow"]:
+            level = stage.partition(".")[2]
+            request = {"level": level, "at": -1, "output": -1, "place": -1}
+            if level in ("tokens", "dimensions"):
+                request["part"] = ""
+            if level == "dimensions":
+                request["key"] = -1
+            if level != "check":
+                yield request
 
 
 def _terms(trace: Trace, output: Output, at: int, place: int | None) -> LogitTerms:

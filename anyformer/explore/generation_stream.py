@@ -1,14 +1,16 @@
-"""Generation token by token, with the most probable alternatives and the size of the KV cache."""
+"""View `write`: generation token by token, with the most probable alternatives and the size of the KV cache."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from anyformer.config import ConfigError, Fault
+from anyformer.config.spec import Number
 from anyformer.explore.head_switches import disable_heads, parse_heads
-from anyformer.explore.requests import WriteRequest
+from anyformer.explore.requests import StrictInt, TextRequest
+from anyformer.explore.view import SavedText, View
 from anyformer.generation.generate import seeds_of
 from anyformer.generation.logit_processors import build, process
 from anyformer.generation.request import Request
@@ -24,6 +26,44 @@ from anyformer.tasks.generation import GenerationRequest, Writer
 
 TOP_TOKENS = 10
 MAX_NEW_TOKENS = 200
+DEFAULTS = {"temperature": 1, "top_k": 0, "top_p": 1, "seed": 1, "max_new_tokens": 40}  # of the page
+
+
+class WriteRequest(TextRequest):
+    """A request for generation, with the options of `generation/logit_processors.py`."""
+
+    temperature: Number = 0.0
+    top_k: StrictInt | None = None
+    top_p: Number | None = None
+    seed: StrictInt | None = None
+    max_new_tokens: StrictInt | None = None
+
+
+class WriteView(View):
+    """The text that a model writes, as a stream: a line for each token."""
+
+    kind: Literal["write"] = "write"
+    request = WriteRequest
+
+    def respond(self, workspace: Any, request: WriteRequest) -> Iterator[dict[str, Any]]:
+        with workspace.lock:
+            run = workspace.run_of(request)
+            text = workspace.trace(request).reading.text if request.text.strip() else None
+            lines = write(run, request, text)
+
+        def locked() -> Iterator[dict[str, Any]]:
+            while True:
+                with workspace.lock:  # other requests may run between two tokens
+                    line = next(lines, None)
+                if line is None:
+                    return
+                yield line
+
+        return locked()
+
+    def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
+        if saved.about["writes"]:
+            yield DEFAULTS
 
 
 def writer_of(run: Run) -> Writer | None:

@@ -1,7 +1,7 @@
 """Views `scores` and `effects`: numbers of every head, by which the page colours its switches."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -9,8 +9,9 @@ from anyformer.config import ConfigError, Fault
 from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import chosen, position, separate_labels
 from anyformer.explore.pass_budget import passes_allowed
-from anyformer.explore.requests import EffectRequest, TextRequest
+from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace
+from anyformer.explore.view import Detail, TextView
 from anyformer.explore.views import finite, statistics_of
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inspection.ablation import head_scores
@@ -18,41 +19,57 @@ from anyformer.nn.inspection.ablation import head_scores
 SCORES = ("previous", "next", "itself", "first", "induction", "vertical", "spread", "entropy", "distance")
 
 
-def scores(trace: Trace, request: TextRequest) -> dict[str, Any]:
-    """Return the pattern and the statistics of every head: {"decoder.0.3": {name, previous, ...}}."""
-    heads: dict[str, dict[str, Any]] = {}
-    for kind, layers in trace.attentions.items():
-        for layer, name in layers.items():
-            found = statistics_of(trace, name, trace.weights(name))
-            (names,) = found.names()
-            for head, pattern in enumerate(names):
-                values = {score: finite(getattr(found, score)[0, head]) for score in SCORES}
-                heads[f"{kind}.{layer}.{head}"] = {"name": pattern, **values}
-    return {"heads": heads}
+class ScoresView(TextView):
+    """The pattern and the statistics of every head: {"decoder.0.3": {name, previous, ...}}."""
+
+    kind: Literal["scores"] = "scores"
+
+    def answer(self, trace: Trace, request: TextRequest) -> dict[str, Any]:
+        heads: dict[str, dict[str, Any]] = {}
+        for kind, layers in trace.attentions.items():
+            for layer, name in layers.items():
+                found = statistics_of(trace, name, trace.weights(name))
+                (names,) = found.names()
+                for head, pattern in enumerate(names):
+                    values = {score: finite(getattr(found, score)[0, head]) for score in SCORES}
+                    heads[f"{kind}.{layer}.{head}"] = {"name": pattern, **values}
+        return {"heads": heads}
 
 
-def effects(trace: Trace, request: EffectRequest) -> dict[str, Any]:
-    """Return the change of one output when each head is switched off, one forward pass per head.
+class EffectRequest(TextRequest):
+    """The change of an output when each head is switched off."""
+
+    at: StrictInt = -1
+    output: StrictInt = -1
+
+
+class EffectsView(Detail):
+    """The change of one output when each head is switched off, one forward pass per head.
 
     The change of its log-probability; of outputs without one, of the output itself.
     """
-    run, reading = trace.run, trace.reading
-    at = position(trace, request.at)
-    output = chosen(trace, at, request.output)
-    count = sum(trace.attention(name).heads for layers in trace.attentions.values() for name in layers.values())
-    if count > (most := passes_allowed(trace)):
-        why = f"{count} heads take {count} forward passes, and {most} of this text are allowed: shorten the text"
-        raise ConfigError([Fault("text", why)])
-    of_value = separate_labels(trace) or output.p is None
-    with evaluating(run.model), disable_heads(run.model, trace.off):
-        tables = head_scores(run.model, measure_of(output.id, at, of_value), *reading.inputs, **reading.options)
-    heads = {}
-    for kind, layers in trace.attentions.items():
-        table = tables["decoder.cross" if kind == "cross" else f"{kind}.mixer"]
-        for layer, name in layers.items():
-            for head in range(trace.attention(name).heads):
-                heads[f"{kind}.{layer}.{head}"] = finite(table[layer, head])
-    return {"heads": heads, "at": at, "output": output._asdict(), "of": "value" if of_value else "logp"}
+
+    kind: Literal["effects"] = "effects"
+    request = EffectRequest
+
+    def answer(self, trace: Trace, request: EffectRequest) -> dict[str, Any]:
+        run, reading = trace.run, trace.reading
+        at = position(trace, request.at)
+        output = chosen(trace, at, request.output)
+        count = sum(trace.attention(name).heads for layers in trace.attentions.values() for name in layers.values())
+        if count > (most := passes_allowed(trace)):
+            why = f"{count} heads take {count} forward passes, and {most} of this text are allowed: shorten the text"
+            raise ConfigError([Fault("text", why)])
+        of_value = separate_labels(trace) or output.p is None
+        with evaluating(run.model), disable_heads(run.model, trace.off):
+            tables = head_scores(run.model, measure_of(output.id, at, of_value), *reading.inputs, **reading.options)
+        heads = {}
+        for kind, layers in trace.attentions.items():
+            table = tables["decoder.cross" if kind == "cross" else f"{kind}.mixer"]
+            for layer, name in layers.items():
+                for head in range(trace.attention(name).heads):
+                    heads[f"{kind}.{layer}.{head}"] = finite(table[layer, head])
+        return {"heads": heads, "at": at, "output": output._asdict(), "of": "value" if of_value else "logp"}
 
 
 def measure_of(id: int, at: int, of_value: bool) -> Callable[[Tensor], Tensor]:

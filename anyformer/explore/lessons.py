@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 from anyformer.config import Attention, ConfigError, Fault, io
 from anyformer.config.spec import did_you_mean
-from anyformer.explore.head_values import effects
+from anyformer.explore.head_values import EffectRequest, EffectsView
 from anyformer.explore.lesson_file import Lesson, Lessons, shipped_lessons
 from anyformer.explore.open_runs import Workspace
 from anyformer.explore.outputs import has_probabilities, output_names, position, separate_labels, values_at
 from anyformer.explore.pass_budget import passes_allowed
-from anyformer.explore.requests import EffectRequest, LessonRequest, RunRequest, TextRequest
+from anyformer.explore.requests import LessonRequest, RunRequest, TextRequest
 from anyformer.explore.trace import Trace
 
 TIE = 0.05  # candidates whose p is this close to the lowest are right, too
@@ -197,7 +197,7 @@ class OpenLesson:
     def _heads(self, index: int, output: int, before: float) -> Iterator[Candidate]:
         trace = self._trace()
         request = EffectRequest(run=self.run, text=self.lesson.text, at=self._place(trace, index), output=output)
-        for name, change in effects(trace, request)["heads"].items():
+        for name, change in EffectsView().answer(trace, request)["heads"].items():
             p = 0.0 if change is None else before * math.exp(change)  # None: the logarithm of 0
             yield Candidate(name, p, {"off": [name]})
 

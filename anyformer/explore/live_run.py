@@ -1,13 +1,37 @@
-"""Metrics, snapshots and checkpoints of a run, also while it is being trained."""
+"""View `live`: metrics, snapshots and checkpoints of a run, also while it is being trained."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from anyformer.config import ConfigError
+from anyformer.config.spec import Count
+from anyformer.explore.requests import RunRequest
+from anyformer.explore.view import SavedText, View
 from anyformer.runs.run import MANIFEST, checkpoints, read_json, snapshots, verify
 
 METRICS = "metrics.jsonl"
+
+
+class LiveRequest(RunRequest):
+    """A request for the metrics of a training, from row `since` on."""
+
+    since: Count = 0
+
+
+class LiveView(View):
+    """The metrics of a training."""
+
+    kind: Literal["live"] = "live"
+    request = LiveRequest
+    group, place, key = "runs", 2, "0"
+
+    def respond(self, workspace: Any, request: LiveRequest) -> dict[str, Any]:
+        return rows_since(workspace.opened(request.run).folder, request.since)
+
+    def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
+        yield {"since": 0}
 
 
 def is_training(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Open runs, describe them, cache the traces of their texts, and answer the requests of the page."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
@@ -9,40 +9,29 @@ from typing import Any
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
-from anyformer.explore import diagram, prediction, views
-from anyformer.explore.ablated import ablated
-from anyformer.explore.example_text import example, media_folders
-from anyformer.explore.follow import follow
-from anyformer.explore.generation_stream import write, writer_of
-from anyformer.explore.head_values import effects, scores
-from anyformer.explore.lens import cell, lens
-from anyformer.explore.live_run import by_step, is_training, newest, result_step, rows_since, step_of
-from anyformer.explore.outputs import has_probabilities
-from anyformer.explore.patch import patch
-from anyformer.explore.path_outline import path
-from anyformer.explore.path_stages import stage
-from anyformer.explore.requests import (
-    CellRequest,
-    EffectRequest,
-    FollowRequest,
-    KindRequest,
-    LayerRequest,
-    LensRequest,
-    LiveRequest,
-    MatrixRequest,
-    NeuronRequest,
-    NextRequest,
-    PatchRequest,
-    SalienceRequest,
-    StageRequest,
-    TextRequest,
-    WriteRequest,
+from anyformer.explore import (  # noqa: F401 - the modules of our views
+    ablated,
+    diagram,
+    follow,
+    head_values,
+    lens,
+    patch,
+    path_outline,
+    path_stages,
+    prediction,
+    rotation,
+    salience,
+    surprise,
+    views as _,
 )
-from anyformer.explore.rotation import rotation
-from anyformer.explore.salience import salience
+from anyformer.explore.example_text import example, media_folders
+from anyformer.explore.generation_stream import writer_of
+from anyformer.explore.live_run import by_step, is_training, newest, result_step, step_of
+from anyformer.explore.outputs import has_probabilities
+from anyformer.explore.requests import TextRequest
 from anyformer.explore.step_runs import StepRuns, widened
-from anyformer.explore.surprise import surprise
 from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_tokens, trace_text
+from anyformer.explore.view import View
 from anyformer.nn.inspection.sublayers import attentions
 from anyformer.runs.processes import is_locked
 from anyformer.runs.run import MANIFEST, Run, load
@@ -52,29 +41,11 @@ from anyformer.tasks.base import media_of
 BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`
 MAX_TRACES, MAX_TRACE_BYTES = 256, 512 * 2**20  # cached traces, and the bytes of all of them
 
-VIEWS: dict[str, tuple[type[TextRequest], Callable[[Trace, Any], dict[str, Any]]]] = {
-    "read": (TextRequest, prediction.read),
-    "answer": (TextRequest, prediction.answer),
-    "heads": (LayerRequest, views.heads),
-    "model": (KindRequest, views.model),
-    "matrix": (MatrixRequest, views.matrix),
-    "neuron": (NeuronRequest, views.neuron),
-    "rotation": (NeuronRequest, rotation),
-    "next": (NextRequest, views.next_),
-    "block": (TextRequest, lambda trace, _: diagram.block(trace)),
-    "cache": (TextRequest, lambda trace, _: diagram.cache(trace)),
-    "path": (TextRequest, lambda trace, _: path(trace)),
-    "stage": (StageRequest, stage),
-    "follow": (FollowRequest, follow),
-    "lens": (LensRequest, lens),
-    "cell": (CellRequest, cell),
-    "surprise": (TextRequest, surprise),
-    "salience": (SalienceRequest, salience),
-    "scores": (TextRequest, scores),
-    "effects": (EffectRequest, effects),
-    "patch": (PatchRequest, patch),
-    "ablated": (NextRequest, ablated),
-}
+
+def views() -> dict[str, View]:
+    """Return all views by kind, in the order of their tabs."""
+    found = sorted((view() for view in View.choices()), key=lambda view: view.order)
+    return {view.kind: view for view in found}
 
 
 @dataclass(frozen=True)
@@ -143,6 +114,7 @@ class OpenRun:
             "step": None if self.run.folder == self.folder else step_of(self.run.folder),
             "steps": list(by_step(self.folder)),
             "result": result_step(self.folder),
+            "views": [view.tab for view in views().values() if view.group is not None and view.fits(self.run)],
         }
 
 
@@ -164,30 +136,14 @@ class Workspace:
                     self.traces = OrderedDict((key, trace) for key, trace in self.traces.items() if key.run != name)
             return [one.about() for one in self.runs.values()]
 
-    def answer(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of a view as plain values; raise `ConfigError` for a wrong request."""
-        if name == "live":
-            live = LiveRequest(**fields)
-            return rows_since(self.opened(live.run).folder, live.since)
-        spec, view = VIEWS[name]
-        request = spec(**fields)
+    def answer(self, name: str, fields: dict[str, Any]) -> Any:
+        """Return the answer of a view as plain values, or as a stream; raise `ConfigError` for a wrong request."""
+        view = views()[name]
+        request = view.request(**fields)
         with self.lock:
-            found = view(self.trace(request), request)
+            found = view.respond(self, request)
             self._drop_oldest()  # the view may have run the model
             return found
-
-    def write(self, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        request = WriteRequest(**fields)
-        with self.lock:
-            run = self.run_of(request)
-            text = self.trace(request).reading.text if request.text.strip() else None
-            lines = write(run, request, text)
-        while True:
-            with self.lock:  # other requests may run between two tokens
-                line = next(lines, None)
-            if line is None:
-                return
-            yield line
 
     def trace(self, request: TextRequest) -> Trace:
         """Return the trace of a text, from the cache if it was requested before."""

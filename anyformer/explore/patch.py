@@ -5,7 +5,7 @@ the difference between both.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,60 +14,83 @@ from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
 from anyformer.explore.pass_budget import passes_allowed
-from anyformer.explore.requests import PatchRequest
+from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side, reads_on
+from anyformer.explore.view import TextView
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inspection.patching import run_with_patches
 from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.inspection.taps import run_with_taps
+from anyformer.runs.run import Run
 from anyformer.runs.run_inspection import Reading, read
 
 MAX_OUTPUT_ELEMENTS = 2**26  # of one batch of patched passes
 
 
-def patch(trace: Trace, request: PatchRequest) -> dict[str, Any]:
-    """Return how far each patched activation moves the output of text A towards that of text B: 0 none, 1 all of it.
+class PatchRequest(TextRequest):
+    """Activations of the text `donor` in place of those of `text`, for each layer and position of a stack.
+
+    `at` is as in `NextRequest`; -1 is the first position at which both texts have different outputs.
+    """
+
+    donor: str
+    donor_target: str | None = None
+    side: Literal["encoder", "decoder"] | None = None
+    at: StrictInt = -1
+
+
+class PatchView(TextView):
+    """How far each patched activation moves the output of text A towards that of text B: 0 none, 1 all of it.
 
     The effect is (m - m_A) / (m_B - m_A) with m the difference of the two answers' outputs before the softmax.
     """
-    side = _check(trace, request)
-    run, a = trace.run, trace.reading
-    with evaluating(run.model), disable_heads(run.model, trace.off):
-        b = _donor(trace, request)
-        counts = {one: (len(a.tokens[one]), len(b.tokens[one])) for one in a.tokens}
-        if any(first != second for first, second in counts.values()):
-            return {"fits": False, "counts": counts}
-        names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stacks_of(run.model)[side].runs)))]
-        before = run.model(*a.inputs, **a.options)
-        after, donors = run_with_taps(run.model, names, *b.inputs, **b.options)
-        differ = _differences(trace, before, after)
-        at = _position(trace, request.at, differ)
-        outputs = {"a": _at(before, at)[0], "b": _at(after, at)[0]}
-        best = {which: int(values.argmax()) for which, values in outputs.items()}
-        answer = {
-            "fits": True,
-            "at": at,
-            "differ": differ,
-            "side": side,
-            "sides": list(a.tokens),
-            "tokens": a.tokens,
-            "donor": b.tokens,
-            **{which: _named(trace, values, best) for which, values in outputs.items()},
+
+    kind: Literal["patch"] = "patch"
+    request = PatchRequest
+    group, place, key = "prediction", 5, "a"
+
+    def answer(self, trace: Trace, request: PatchRequest) -> dict[str, Any]:
+        side = _check(trace, request)
+        run, a = trace.run, trace.reading
+        with evaluating(run.model), disable_heads(run.model, trace.off):
+            b = _donor(trace, request)
+            counts = {one: (len(a.tokens[one]), len(b.tokens[one])) for one in a.tokens}
+            if any(first != second for first, second in counts.values()):
+                return {"fits": False, "counts": counts}
+            names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stacks_of(run.model)[side].runs)))]
+            before = run.model(*a.inputs, **a.options)
+            after, donors = run_with_taps(run.model, names, *b.inputs, **b.options)
+            differ = _differences(trace, before, after)
+            at = _position(trace, request.at, differ)
+            outputs = {"a": _at(before, at)[0], "b": _at(after, at)[0]}
+            best = {which: int(values.argmax()) for which, values in outputs.items()}
+            answer = {
+                "fits": True,
+                "at": at,
+                "differ": differ,
+                "side": side,
+                "sides": list(a.tokens),
+                "tokens": a.tokens,
+                "donor": b.tokens,
+                **{which: _named(trace, values, best) for which, values in outputs.items()},
+            }
+            if best["a"] == best["b"]:
+                return answer | {"layers": [], "positions": [], "cells": [], "limited": False}
+            positions, limited = _positions(trace, b, side, at, len(names))
+            size = max(1, MAX_OUTPUT_ELEMENTS // before.numel())
+            parts = [positions[begin : begin + size] for begin in range(0, len(positions), size)]
+            rows = [torch.cat([_patched(trace, name, donors[name], part, at) for part in parts]) for name in names]
+        low, high = (float(values[best["b"]] - values[best["a"]]) for values in outputs.values())
+        cells = [[_cell(trace, values, best, low, high) for values in row] for row in rows]
+        return answer | {
+            "layers": list(range(-1, len(names) - 1)),
+            "positions": positions,
+            "cells": cells,
+            "limited": limited,
         }
-        if best["a"] == best["b"]:
-            return answer | {"layers": [], "positions": [], "cells": [], "limited": False}
-        positions, limited = _positions(trace, b, side, at, len(names))
-        size = max(1, MAX_OUTPUT_ELEMENTS // before.numel())
-        parts = [positions[begin : begin + size] for begin in range(0, len(positions), size)]
-        rows = [torch.cat([_patched(trace, name, donors[name], part, at) for part in parts]) for name in names]
-    low, high = (float(values[best["b"]] - values[best["a"]]) for values in outputs.values())
-    cells = [[_cell(trace, values, best, low, high) for values in row] for row in rows]
-    return answer | {
-        "layers": list(range(-1, len(names) - 1)),
-        "positions": positions,
-        "cells": cells,
-        "limited": limited,
-    }
+
+    def fits(self, run: Run) -> bool:
+        return has_probabilities(run)
 
 
 def _check(trace: Trace, request: PatchRequest) -> Side:

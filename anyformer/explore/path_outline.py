@@ -14,12 +14,14 @@ A stage is `{kind}.{name}`: the kind is encoder, decoder, cross (attention of a 
 `follow.{level}` walks back from one output (`follow.py`); `follow.check` switches a head off.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from anyformer.config import Side
+from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, last_side, output_kind
+from anyformer.explore.view import TextView
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock, Sublayer
 from anyformer.nn.heads import PooledHead
@@ -31,23 +33,28 @@ ATTENTION = ("qkv", "scores", "mask", "softmax", "values", "out")  # of one head
 LAYER_STAGES = (*ATTENTION, "norm", "mix", "add", "ff", "ffadd")
 
 
-def path(trace: Trace) -> dict[str, Any]:
-    """Return the stages by stack, the first token followed, and the kind of output."""
-    model = trace.run.model
-    sides = []
-    for side, stack in stacks_of(model).items():
-        layers = [layer_stages(side, stack.blocks[run]) for run in stack.runs]
-        end = [f"{side}.layers"] + ([] if isinstance(stack.final_norm, nn.Identity) else [f"{side}.final"])
-        begin = [f"{side}.{name}" for name in ("tokens", "embed", "position")]
-        sides.append({"side": side, "begin": begin, "layers": layers, "end": end, "heads": _heads(trace, side)})
-    pools = ["head.pool"] if isinstance(model.head, PooledHead) else []
-    return {
-        "sides": sides,
-        "head": [*pools, "head.logits", "head.sample"],
-        "follow": _follow(trace),
-        "last": last_side(trace.run),
-        "says": output_kind(trace.run),
-    }
+class PathView(TextView):
+    """The stages by stack, the first token followed, and the kind of output."""
+
+    kind: Literal["path"] = "path"
+    group, place, key = "start", 1, "1"
+
+    def answer(self, trace: Trace, request: TextRequest) -> dict[str, Any]:
+        model = trace.run.model
+        sides = []
+        for side, stack in stacks_of(model).items():
+            layers = [layer_stages(side, stack.blocks[run]) for run in stack.runs]
+            end = [f"{side}.layers"] + ([] if isinstance(stack.final_norm, nn.Identity) else [f"{side}.final"])
+            begin = [f"{side}.{name}" for name in ("tokens", "embed", "position")]
+            sides.append({"side": side, "begin": begin, "layers": layers, "end": end, "heads": _heads(trace, side)})
+        pools = ["head.pool"] if isinstance(model.head, PooledHead) else []
+        return {
+            "sides": sides,
+            "head": [*pools, "head.logits", "head.sample"],
+            "follow": _follow(trace),
+            "last": last_side(trace.run),
+            "says": output_kind(trace.run),
+        }
 
 
 def _follow(trace: Trace) -> list[str]:

@@ -4,8 +4,9 @@ Every answer has `token`, `position` and `check`: the largest difference between
 recomputed in float64 from those before, and the model's own.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,12 @@ from anyformer.explore.formulas import embed_formula, layers_formula, norm_formu
 from anyformer.explore.head_stages import HEAD_STAGES
 from anyformer.explore.layer_stages import LAYER_STAGES
 from anyformer.explore.outputs import position
-from anyformer.explore.path_outline import path
+from anyformer.explore.path_outline import ATTENTION, LAYER_STAGES as IN_LAYER, PathView
 from anyformer.explore.path_place import Place, source_position
 from anyformer.explore.requests import StageRequest
 from anyformer.explore.trace import Trace, last_side
 from anyformer.explore.vectors import gap, kind_of, rounded
+from anyformer.explore.view import SavedText, TextView
 from anyformer.explore.views import logits_by_layer
 from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
 from anyformer.nn.inspection.residual_stream import layer_input
@@ -27,28 +29,61 @@ from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import normed
 
 
-@torch.no_grad()
-def stage(trace: Trace, request: StageRequest) -> dict[str, Any]:
-    """Return the numbers of a stage."""
-    kind, _, name = request.stage.partition(".")
-    at = position(trace, request.at)
-    if request.stage == "encoder.tokens" and last_side(trace.run) == "decoder" and request.key == -1:
-        return {"token": None, "position": None, "layer": 0} | _tokens(Place(trace, kind, at, request))
-    if kind == "encoder" and last_side(trace.run) == "decoder":
-        at = source_position(trace, request.key, at)
-    if kind == "head" and name in HEAD_STAGES:
-        return {"token": trace.reading.tokens[last_side(trace.run)][at], "position": at} | HEAD_STAGES[name](trace, at)
-    place = Place(trace, kind, at, request)
-    if kind not in (*stacks_of(trace.run.model), "cross") or not _known(trace, place, request.stage):
-        raise ConfigError(
-            [Fault("stage", f"= '{request.stage}': this model has no such stage in layer {request.layer}")]
-        )
-    found = STAGES[name](place)
-    return {"token": trace.reading.tokens[place.side][at], "position": at, "layer": place.layer} | found
+class StageView(TextView):
+    """The numbers of a stage."""
+
+    kind: Literal["stage"] = "stage"
+    request = StageRequest
+
+    @torch.no_grad()
+    def answer(self, trace: Trace, request: StageRequest) -> dict[str, Any]:
+        kind, _, name = request.stage.partition(".")
+        at = position(trace, request.at)
+        if request.stage == "encoder.tokens" and last_side(trace.run) == "decoder" and request.key == -1:
+            return {"token": None, "position": None, "layer": 0} | _tokens(Place(trace, kind, at, request))
+        if kind == "encoder" and last_side(trace.run) == "decoder":
+            at = source_position(trace, request.key, at)
+        if kind == "head" and name in HEAD_STAGES:
+            return {"token": trace.reading.tokens[last_side(trace.run)][at], "position": at} | HEAD_STAGES[name](
+                trace, at
+            )
+        place = Place(trace, kind, at, request)
+        if kind not in (*stacks_of(trace.run.model), "cross") or not _known(trace, place, request.stage):
+            raise ConfigError(
+                [Fault("stage", f"= '{request.stage}': this model has no such stage in layer {request.layer}")]
+            )
+        found = STAGES[name](place)
+        return {"token": trace.reading.tokens[place.side][at], "position": at, "layer": place.layer} | found
+
+    def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
+        yield from self._all(saved, 0, 0)
+        yield from ({"stage": stage, "at": -1} for stage in saved.outline["head"])
+
+    def clicked(self, saved: SavedText) -> Iterator[dict[str, Any]]:
+        sides = saved.outline["sides"]
+        depth, heads = (max(max(side["heads"]) for side in sides), max(len(side["layers"]) for side in sides))[::-1]
+        for layer, head in product(range(depth), range(max(heads, 1))):
+            yield from self._all(saved, layer, head)
+
+    def _all(self, saved: SavedText, layer: int, head: int) -> Iterator[dict[str, Any]]:
+        """Yield the requests of all stages of the path, as `stageRequest` in path.js makes them."""
+        outline = saved.outline
+        for side in outline["sides"]:
+            own = side["layers"][min(layer, len(side["layers"]) - 1)]
+            for stage in [*side["begin"], *own, *side["end"]]:
+                kind, _, name = stage.partition(".")
+                request = {"stage": stage, "at": -1}
+                if kind == "encoder" and outline["last"] == "decoder":
+                    request["key"] = -1
+                if name in IN_LAYER:
+                    request["layer"] = layer
+                if name in ATTENTION:
+                    request["head"] = head
+                yield request
 
 
 def _known(trace: Trace, place: Place, stage: str) -> bool:
-    for one in path(trace)["sides"]:
+    for one in PathView().answer(trace, place.request)["sides"]:
         if one["side"] == place.side:
             return stage in (*one["begin"], *one["layers"][place.layer], *one["end"])
     return False

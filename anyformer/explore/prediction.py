@@ -1,6 +1,7 @@
 """The tokens of a text, and the run's prediction for it: a label, a number, tags, a vector or a text."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 
@@ -10,30 +11,44 @@ from anyformer.explore.outputs import values_at
 from anyformer.explore.pictures import pictures
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side
+from anyformer.explore.view import SavedText, TextView
 
 TOP_LABELS = 5  # of a word
 
 
-def read(trace: Trace, request: TextRequest) -> dict[str, Any]:
-    """Return the view `read`, which needs no forward pass; a model that generates a text has done so before."""
-    reading = trace.reading
-    return {
-        "tokens": reading.tokens,
-        "pictures": {side: list(pictures(found)) for side, found in reading.segments.items()},
-        "notes": list(reading.notes),
-        "begins": reading.begins,
-        "at": initial_position(trace),
-    }
+class ReadView(TextView):
+    """Tokens of a text, which need no forward pass; a model that generates a text has done so before."""
+
+    kind: Literal["read"] = "read"
+
+    def answer(self, trace: Trace, request: TextRequest) -> dict[str, Any]:
+        reading = trace.reading
+        return {
+            "tokens": reading.tokens,
+            "pictures": {side: list(pictures(found)) for side, found in reading.segments.items()},
+            "notes": list(reading.notes),
+            "begins": reading.begins,
+            "at": initial_position(trace),
+        }
 
 
-def answer(trace: Trace, request: TextRequest) -> dict[str, Any]:
-    """Return the view `answer`."""
-    return {
-        "answer": answer_text(trace, request),
-        "probabilities": probabilities(trace),
-        "tags": tags(trace),
-        "vector": vector(trace),
-    }
+class AnswerView(TextView):
+    """The prediction for a text."""
+
+    kind: Literal["answer"] = "answer"
+
+    def answer(self, trace: Trace, request: TextRequest) -> dict[str, Any]:
+        return {
+            "answer": answer_text(trace, request),
+            "probabilities": probabilities(trace),
+            "tags": tags(trace),
+            "vector": vector(trace),
+        }
+
+    def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
+        yield {}
+        if saved.body["off"]:
+            yield {"off": []}  # the prediction with all heads
 
 
 def answer_text(trace: Trace, request: TextRequest) -> str:

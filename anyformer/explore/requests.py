@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anyformer.config.spec import Count, Number, Size, Spec
+from anyformer.config.spec import Count, Size, Spec
 from anyformer.nn.inspection.attention_maps import Kind
 
 MAX_FRAMES = 200  # of a GIF
@@ -38,11 +38,6 @@ class LayerRequest(KindRequest):
     layer: Count
 
 
-class MatrixRequest(LayerRequest):
-    head: Count
-    what: Literal["weights", "mask", "bias", "scores"] = "weights"
-
-
 class NeuronRequest(LayerRequest):
     """A query and a key of one head."""
 
@@ -56,46 +51,6 @@ class NextRequest(TextRequest):
 
     at: StrictInt = -1
     kind: Literal["encoder", "decoder"] | None = None
-
-
-class LensRequest(TextRequest):
-    """The most probable output after each layer, for a page of positions from `first` on."""
-
-    first: Count = 0
-
-
-class CellRequest(TextRequest):
-    """The most probable outputs after one layer (-1: the embeddings) at one position."""
-
-    layer: StrictInt
-    at: Count
-
-
-class SalienceRequest(TextRequest):
-    """The contribution of each token to an output; `at` is as in `NextRequest`, `output` as in `FollowRequest`."""
-
-    at: StrictInt = -1
-    output: StrictInt = -1
-    method: Literal["gradient", "integrated"] = "gradient"
-
-
-class EffectRequest(TextRequest):
-    """The change of an output when each head is switched off."""
-
-    at: StrictInt = -1
-    output: StrictInt = -1
-
-
-class PatchRequest(TextRequest):
-    """Activations of the text `donor` in place of those of `text`, for each layer and position of a stack.
-
-    `at` is as in `NextRequest`; -1 is the first position at which both texts have different outputs.
-    """
-
-    donor: str
-    donor_target: str | None = None
-    side: Literal["encoder", "decoder"] | None = None
-    at: StrictInt = -1
 
 
 class StageRequest(TextRequest):
@@ -112,44 +67,11 @@ class StageRequest(TextRequest):
     head: Count = 0
 
 
-class FollowRequest(TextRequest):
-    """The terms of one output: by `level` a sum over positions, parts of the model, tokens (or neurons), or dimensions.
-
-    `output` is a token id or the number of a label; -1 is the most probable. `place` is a position of a head that pools
-    tokens, `part` a head of an attention layer (`decoder.0.mixer.3`) or a sublayer, `key` a token. The default of each
-    has the largest term. Heads in `without` are disabled for the same tokens; with `off`, a model may answer others.
-    """
-
-    level: Literal["positions", "parts", "tokens", "dimensions"]
-    at: StrictInt = -1
-    output: StrictInt = -1
-    place: StrictInt = -1
-    part: str = ""
-    key: StrictInt = -1
-    without: tuple[str, ...] = ()
-
-
-class WriteRequest(TextRequest):
-    """A request for generation, with the options of `generation/logit_processors.py`."""
-
-    temperature: Number = 0.0
-    top_k: StrictInt | None = None
-    top_p: Number | None = None
-    seed: StrictInt | None = None
-    max_new_tokens: StrictInt | None = None
-
-
 class LessonRequest(RunRequest):
     """A question of a lesson: that of its step `step`, from 0."""
 
     lesson: str
     step: Count
-
-
-class LiveRequest(RunRequest):
-    """A request for the metrics of a training, from row `since` on."""
-
-    since: Count = 0
 
 
 class GifRequest(Spec):

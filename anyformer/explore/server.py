@@ -20,7 +20,7 @@ from anyformer.explore import film, page_bundle
 from anyformer.explore.film import gif
 from anyformer.explore.lesson_file import Lessons, shipped_lessons
 from anyformer.explore.lessons import judge, list_lessons
-from anyformer.explore.open_runs import VIEWS, Workspace
+from anyformer.explore.open_runs import Workspace, views
 from anyformer.explore.requests import GifRequest, TextRequest
 from anyformer.explore.show import collect
 
@@ -131,9 +131,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _post(self) -> None:
         name = self.path.removeprefix("/api/")
-        if name == "write":
-            self._lines(self.server.workspace.write(self._request()))
-        elif name == "everything":
+        if name == "everything":
             fields = TextRequest(**self._request()).model_dump()
             self.server.workspace.answer("read", fields)  # raises if the text is wrong
             self._json(collect(self.server.workspace, {**fields, "off": sorted(fields["off"])}))
@@ -143,8 +141,9 @@ class Handler(BaseHTTPRequestHandler):
             self._json(list_lessons(self.server.workspace, self.server.lessons, self._request()))
         elif name == "lesson":
             self._json(judge(self.server.workspace, self.server.lessons, self._request()))
-        elif name in VIEWS or name == "live":
-            self._json(self.server.workspace.answer(name, self._request()))
+        elif name in views():
+            found = self.server.workspace.answer(name, self._request())
+            self._lines(found) if isinstance(found, Iterator) else self._json(found)
         else:
             raise RequestError(HTTPStatus.NOT_FOUND, f"no view is called {name!r}")
 

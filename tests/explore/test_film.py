@@ -14,10 +14,11 @@ from anyformer.config import ConfigError
 from anyformer.explore import film as film_module, step_runs
 from anyformer.explore.film import gif
 from anyformer.explore.live_run import result_step
-from anyformer.explore.open_runs import VIEWS, open_runs
+from anyformer.explore.open_runs import open_runs, views as all_views
 from anyformer.explore.page_bundle import key
 from anyformer.explore.requests import GifRequest
 from anyformer.explore.show import collect
+from anyformer.explore.view import TextView
 from anyformer.runs.run import load, remove, snapshots, write_folder, write_model
 from tests.explore.filmed import LAST, STEPS, filmed
 from tests.explore.made import TEXT
@@ -47,7 +48,8 @@ def request(step: int | None = None, **more: Any) -> dict[str, Any]:
 
 def views() -> list[str]:
     """The views whose fields are known here; a new view is added to `FIELDS` if it needs some."""
-    return [name for name, (spec, _) in VIEWS.items() if name in FIELDS or not required(spec)]
+    texts = [view for view in all_views().values() if isinstance(view, TextView)]
+    return [view.kind for view in texts if view.kind in FIELDS or not required(view.request)]
 
 
 def required(spec: Any) -> set[str]:

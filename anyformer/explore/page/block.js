@@ -8,6 +8,8 @@ const STREAM = 92,
   GAP = 18; // pixels of the drawing
 const ADDED = ["sinusoidal", "learned"]; // positions that are added to the stream; others act within attention
 
+DRAWN.block = { show: showBlock, requests: (subject) => [["block", subject.body]] };
+
 async function showBlock(subject) {
   const found = await ask("block", subject.body),
     told = make("div", { class: "details", id: `details-${subject.pane}`, "aria-live": "polite" });

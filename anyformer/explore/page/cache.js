@@ -1,5 +1,7 @@
 // The KV cache: its growth with every token, and its size during generation.
 
+DRAWN.cache = { show: showCache, requests: (subject) => (subject.run.shape === "encoder" ? [] : [["cache", subject.body]]) };
+
 async function showCache(subject) {
   if (subject.run.shape === "encoder") return make("div", {}, make("p", { class: "empty" }, word("noCache")));
   const found = await ask("cache", subject.body);

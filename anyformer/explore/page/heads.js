@@ -4,6 +4,8 @@ const ROW = 26; // pixels of a token's line, as in style.css
 const SHADES = [0.08, 0.2, 0.4, 0.65, 0.9]; // lines of like weight are one path, so that thousands stay fast
 const LIT_SHADES = 20; // the same for highlighted lines, in finer steps
 
+DRAWN.heads = { show: showHeads, requests: (subject) => [["heads", placeOf(subject, ["kind", "layer"])]] };
+
 async function showHeads(subject, reading) {
   const { kind, layer } = chosen(subject.run);
   const found = await ask("heads", { ...subject.body, kind, layer });

@@ -57,7 +57,7 @@ function pageKeys(event) {
 
 function actions() {
   const [subject] = subjects(),
-    views = Object.fromEntries(viewsOf(subject.run).map((view) => [VIEW_KEYS[view], () => openView(view)]));
+    views = Object.fromEntries(tabsOf(subject.run).filter(({ key }) => key).map(({ view, key }) => [key, () => openView(view)]));
   const step = (list, now, by) => list[clamp(list.indexOf(now) + by, 0, list.length - 1)];
   const attends = Object.keys(subject.run.kinds).length > 0,
     now = attends ? chosen(subject.run) : null;

@@ -25,6 +25,8 @@ function lensRequests(subject, reading) {
   return found?.layers ? [first, ["cell", { ...subject.body, ...lensPlace(subject, reading, found) }]] : [first];
 }
 
+DRAWN.lens = { show: showLens, requests: (subject) => lensRequests(subject, readingOf(subject)) };
+
 async function showLens(subject, reading) {
   const { run } = subject;
   if (!viewsOf(run).includes("lens")) return notForRun("noLens");

@@ -3,6 +3,8 @@
 const EVERY = 3000; // milliseconds between looks at a run that is being trained
 const ROWS = 14; // steps that are shown, of many from the first to the last
 
+DRAWN.live = { show: showLive, requests: (subject) => [["live", { run: subject.body.run, since: 0 }]] };
+
 async function showLive(subject) {
   const body = { run: subject.body.run, since: 0 },
     found = await ask("live", body);

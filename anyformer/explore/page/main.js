@@ -1,21 +1,5 @@
 // The page: draws the state, and turns clicks and keys into changes of the state.
 
-const SHOW = {
-  path: showPath,
-  heads: showHeads,
-  model: showModel,
-  matrix: showMatrix,
-  neuron: showNeuron,
-  next: showNext,
-  lens: showLens,
-  surprise: showSurprise,
-  salience: showSalience,
-  patch: showPatch,
-  block: showBlock,
-  cache: showCache,
-  live: showLive,
-};
-
 let runs = [];
 let turns = 0; // an answer to an earlier turn came too late: it is not drawn
 
@@ -25,7 +9,7 @@ function subjects() {
 
 /** Draws the state. */
 async function render() {
-  if (!viewsOf(subjectOf(runs, 0).run).includes(state.view)) state.view = DEFAULTS.view;
+  fitView();
   const turn = ++turns,
     now = subjects();
   surroundings(now);
@@ -70,7 +54,7 @@ async function drawPane(subject) {
     const panel = found ? output(subject, ...found) : waitingOutput();
     return make("div", { class: "pane" }, strip(subject, reading), panel);
   });
-  const view = await SHOW[viewNow()](subject, reading).catch(wrong);
+  const view = await drawing(viewNow()).show(subject, reading).catch(wrong);
   view.classList.add("pane", `view-${viewNow()}`);
   return { strip: top, view };
 }
@@ -196,6 +180,7 @@ function settle() {
   const { run, text } = state,
     of = runs.find((one) => one.name === run);
   if (!text) Object.assign(state, exampleOf(of));
+  fitView();
   if (state.view !== "compare") return;
   if (!state.run2) Object.assign(state, { run2: state.run });
   if (!state.text2) Object.assign(state, { text2: state.text, target2: state.target2 || state.target });

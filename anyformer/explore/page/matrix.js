@@ -3,6 +3,8 @@
 const zooms = new Map(); // where each pane looks, while the page is open
 const matrices = new Map(); // the drawings on the page: pointing at a cell of one marks it in those of the same size
 
+DRAWN.matrix = { show: showMatrix, requests: (subject) => [["matrix", { ...placeOf(subject, ["kind", "layer", "head"]), what: state.what }]] };
+
 async function showMatrix(subject, reading) {
   const { kind, layer, head } = chosen(subject.run),
     where = { ...subject.body, kind, layer, head };

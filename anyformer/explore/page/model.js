@@ -1,5 +1,7 @@
 // The model view: every head of every layer as a small map; a click opens it as a matrix.
 
+DRAWN.model = { show: showModel, requests: (subject) => [["model", placeOf(subject, ["kind"])]] };
+
 async function showModel(subject) {
   const { kind } = chosen(subject.run);
   const found = await ask("model", { ...subject.body, kind });

@@ -1,5 +1,7 @@
 // The neuron view: the elementwise products of one query and one key, and how their sum becomes a weight.
 
+DRAWN.neuron = { show: showNeuron, requests: (subject) => [["neuron", pairOf(subject)]] };
+
 async function showNeuron(subject, reading) {
   const { kind, layer, head } = chosen(subject.run),
     { rows, columns } = ends(kind, reading.tokens);

@@ -2,6 +2,8 @@
 
 const BARS = 16; // tokens shown at most
 
+DRAWN.next = { show: showNext, requests: (subject) => (subject.run.tokens ? [["next", nextBody(subject, readingOf(subject))]] : []) };
+
 async function showNext(subject, reading) {
   const kind = sideOf(subject.run);
   const tokens = reading.tokens[kind] ?? [];

@@ -20,6 +20,8 @@ function patchBody(subject) {
   return { ...subject.body, donor: donorText(), donor_target, side: state.stack || null, at: state.at };
 }
 
+DRAWN.patch = { show: showPatch, requests: (subject) => (viewsOf(subject.run).includes("patch") ? [["patch", patchBody(subject)]] : []) };
+
 async function showPatch(subject) {
   const { run } = subject;
   if (!viewsOf(run).includes("patch")) return notForRun("noPatch");

@@ -96,6 +96,8 @@ function followToken(subject, side, index) {
   return last ? { at: index, query: index, place: -1, from: -1 } : { key: index };
 }
 
+DRAWN.path = { show: showPath, requests: (subject) => pathRequests(subject) };
+
 async function showPath(subject, reading) {
   const outline = await ask("path", subject.body),
     chapters = chaptersOf(outline),

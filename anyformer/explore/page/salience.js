@@ -8,6 +8,8 @@ function salienceBody(subject, reading) {
   return { ...subject.body, at, output: state.output, method: state.method };
 }
 
+DRAWN.salience = { show: showSalience, requests: (subject) => [["salience", salienceBody(subject, readingOf(subject))]] };
+
 async function showSalience(subject, reading) {
   const found = await ask("salience", salienceBody(subject, reading)),
     values = Object.values(found.sides).flat(),

@@ -32,9 +32,9 @@ async function everyView(subject) {
   try {
     const reading = await ask("read", subject.body);
     const heavy = subject.run.parameters > HEAVY && !answers.has(keyOf("patch", patchBody(subject))),
-      shown = viewsOf(subject.run).filter((one) => SHOW[one] && one !== "live" && !(heavy && one === "patch"));
+      shown = viewsOf(subject.run).filter((one) => !["compare", "live", ...(heavy ? ["patch"] : [])].includes(one));
     for (const view of shown)
-      await SHOW[view](subject, reading).catch(gone);
+      await drawing(view).show(subject, reading).catch(gone);
   } catch (error) {
     gone(error); // what is refused is refused in the file, too
   }

@@ -1,22 +1,5 @@
 // A saved page has no server: controls without saved answers are disabled, with the reason.
 
-/** The requests that each view makes for the state. */
-const NEEDS = {
-  path: (subject) => pathRequests(subject),
-  heads: (subject) => [["heads", placeOf(subject, ["kind", "layer"])]],
-  model: (subject) => [["model", placeOf(subject, ["kind"])]],
-  matrix: (subject) => [["matrix", { ...placeOf(subject, ["kind", "layer", "head"]), what: state.what }]],
-  neuron: (subject) => [["neuron", pairOf(subject)]],
-  next: (subject) => (subject.run.tokens ? [["next", nextBody(subject, readingOf(subject))]] : []),
-  lens: (subject) => lensRequests(subject, readingOf(subject)),
-  surprise: (subject) => (viewsOf(subject.run).includes("surprise") ? [["surprise", subject.body]] : []),
-  salience: (subject) => [["salience", salienceBody(subject, readingOf(subject))]],
-  patch: (subject) => (viewsOf(subject.run).includes("patch") ? [["patch", patchBody(subject)]] : []),
-  block: (subject) => [["block", subject.body]],
-  cache: (subject) => (subject.run.shape === "encoder" ? [] : [["cache", subject.body]]),
-  live: (subject) => [["live", { run: subject.body.run, since: 0 }]],
-};
-
 const isKnown = (name, body) => saved.answers[keyOf(name, body)] !== undefined;
 const readingOf = (subject) => saved.answers[keyOf("read", subject.body)];
 
@@ -48,7 +31,7 @@ function isSaved(updates) {
         offs = body.off.length ? [[], body.off] : [[]],
         needs = [["read", body], ...offs.map((off) => ["answer", { ...body, off }])];
       if (state.write && run.writes) needs.push(...offs.map((off) => ["write", writeBody(subject, off)]));
-      return needs.every(known) && NEEDS[viewNow()](subject).every(known);
+      return needs.every(known) && drawing(viewNow()).requests(subject).every(known);
     });
   } catch (error) {
     gone(error); // the view says it, such as that there is no attention

@@ -1,7 +1,10 @@
 // Predictions other than tokens: labels, a number, a tag of each word, an answer, a vector.
 
-/** The name of a view: that of `next` depends on what the run predicts. */
-const viewName = (view, run) => word(view === "next" ? `next.${run.says}` : `view.${view}`);
+/** The name of a view: its title, or the page's word for it; that of `next` depends on what the run predicts. */
+function viewName(view, run) {
+  const title = run.views.find((one) => one.view === view)?.title;
+  return title ? visibleText(title) : word(view === "next" ? `next.${run.says}` : `view.${view}`);
+}
 
 /** The view `next` of a run that does not predict tokens. */
 async function showAnswer(subject, reading) {

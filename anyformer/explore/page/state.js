@@ -1,18 +1,7 @@
 // The state of the page: it is stored in the address after #, so links and the Back button work.
 
-// The views, in groups with a caption each.
-const GROUPS = {
-  start: ["path"],
-  attention: ["heads", "model", "matrix", "neuron"],
-  prediction: ["next", "lens", "surprise", "salience", "patch"],
-  build: ["block", "cache"],
-  runs: ["compare", "live"],
-};
-const VIEWS = Object.values(GROUPS).flat();
-const VIEW_KEYS = {
-  ...{ path: "1", heads: "2", model: "3", matrix: "4", neuron: "5", next: "6", block: "7", cache: "8", compare: "9" },
-  ...{ live: "0", lens: "g", surprise: "e", salience: "s", patch: "a" },
-};
+// What each view of the server draws: `show`, and `requests`, those that it makes for the state.
+const DRAWN = {};
 const WHATS = ["weights", "scores", "bias", "mask"];
 
 const DEFAULTS = {
@@ -71,8 +60,6 @@ function fromHash(hash) {
     else if (typeof like === "number") found[name] = Number.isFinite(Number(text)) ? Number(text) : like;
     else found[name] = text;
   }
-  if (!VIEWS.includes(found.view)) found.view = DEFAULTS.view;
-  if (!VIEWS.includes(found.both) || found.both === "compare") found.both = DEFAULTS.both;
   if (!METHODS.includes(found.method)) found.method = DEFAULTS.method;
   if (!HEAD_SCORES.includes(found.score)) found.score = DEFAULTS.score;
   if (!WHATS.includes(found.what)) found.what = DEFAULTS.what;

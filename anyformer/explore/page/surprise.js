@@ -2,6 +2,8 @@
 
 const SURPRISED = 8; // nats at which the colour is full: p = 0.03 %
 
+DRAWN.surprise = { show: showSurprise, requests: (subject) => (viewsOf(subject.run).includes("surprise") ? [["surprise", subject.body]] : []) };
+
 async function showSurprise(subject) {
   if (!viewsOf(subject.run).includes("surprise")) return notForRun("noSurprise");
   const found = await ask("surprise", subject.body),

@@ -1,25 +1,33 @@
 // The row of views, in groups with a caption.
 
-/** The views that a run has: some need attention, a cache, probabilities, or a next token. */
-function viewsOf(run) {
-  const attends = Object.values(run.kinds).some(({ layers }) => layers.length);
-  const needs = {
-    ...Object.fromEntries(GROUPS.attention.map((view) => [view, attends])),
-    lens: run.probabilities,
-    surprise: run.tokens && run.shape !== "encoder",
-    salience: run.probabilities || run.says !== "tags", // not for tags that are chosen together
-    patch: run.probabilities,
-    cache: run.shape !== "encoder",
-  };
-  return VIEWS.filter((view) => needs[view] ?? true);
+const COMPARE = { view: "compare", title: "", group: "runs", key: "9" }; // the page's own: two of the others
+
+/** The tabs of a run: those of its views, in the server's order, and the comparison. */
+function tabsOf({ views }) {
+  const first = views.findIndex(({ group }) => group === COMPARE.group),
+    at = first < 0 ? views.length : first;
+  return [...views.slice(0, at), COMPARE, ...views.slice(at)];
 }
 
+const viewsOf = (run) => tabsOf(run).map(({ view }) => view);
+
 /** The views that are drawn side by side for two subjects; patching uses both texts by itself. */
-const comparedViews = (run) => viewsOf(run).filter((view) => SHOW[view] && view !== "patch");
+const comparedViews = (run) => viewsOf(run).filter((view) => view !== "compare" && view !== "patch");
+
+/** Falls back to the first views where the run does not have those of the state. */
+function fitView() {
+  const { run } = subjectOf(runs, 0);
+  if (!viewsOf(run).includes(state.view)) state.view = DEFAULTS.view;
+  if (!comparedViews(run).includes(state.both)) state.both = DEFAULTS.both;
+}
+
+/** How a view is drawn; one that the page has no drawing for is shown entry by entry. */
+const drawing = (view) =>
+  DRAWN[view] ?? { show: (subject) => showEntries(view, subject), requests: (subject) => [[view, subject.body]] };
 
 function fillTabs(run) {
-  const own = viewsOf(run);
-  const tab = (view) =>
+  const own = tabsOf(run);
+  const tab = ({ view, key }) =>
     make(
       "button",
       {
@@ -29,19 +37,19 @@ function fillTabs(run) {
         "aria-controls": "view",
         "aria-selected": String(view === state.view),
         tabindex: view === state.view ? 0 : -1,
-        "aria-keyshortcuts": VIEW_KEYS[view],
-        title: `${viewName(view, run)} (${VIEW_KEYS[view]})`,
+        "aria-keyshortcuts": key || null,
+        title: viewName(view, run) + (key ? ` (${key})` : ""),
         ...toward(viewChange(view), true),
       },
       viewName(view, run),
       view === "live" && run.live ? make("span", { class: "dot" }) : null,
     );
-  const groups = Object.entries(GROUPS).map(([name, views]) =>
+  const groups = [...new Set(own.map(({ group }) => group))].map((name) =>
     make(
       "div",
       { class: "tab-group", role: "presentation" },
       make("span", { class: "tab-caption", "aria-hidden": "true" }, word(`group.${name}`)),
-      make("div", { role: "presentation" }, views.filter((view) => own.includes(view)).map(tab)),
+      make("div", { role: "presentation" }, own.filter(({ group }) => group === name).map(tab)),
     ),
   );
   const tabs = byId("tabs");
