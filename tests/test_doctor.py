@@ -119,7 +119,7 @@ def test_each_extra_is_imported_by_the_package() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in Path(af.__file__).parent.rglob("*.py"))
     imported = set(re.findall(r"(?:import|from) (\w+)|import_module\(\"(\w+)", text))
     modules = {one for pair in imported for one in pair} | {"tensorboard" if "torch.utils.tensorboard" in text else ""}
-    names = {"pillow": "PIL", "pyyaml": "yaml"}
+    names = {"pillow": "PIL", "lm-eval": "lm_eval"}
     for extra, packages in EXTRAS.items():
         assert [one for one in packages if names.get(one, one) in modules], extra
 

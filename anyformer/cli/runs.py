@@ -188,13 +188,17 @@ def evaluate_(
     ] = None,
     bits: Annotated[int | None, typer.Option(metavar="8|4", help="Quantise weights to this many bits.")] = None,
     tasks: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Evaluate a language model on this task file (.yaml); may be repeated."),
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="Evaluate a language model on this task of lm-evaluation-harness, a .yaml file or the name of one; "
+            "may be repeated.",
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of each task file.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of each task.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run on the data of its recipe, or on task files. With --json the last line is one JSON object."""
+    """Evaluate a run on the data of its recipe, or on tasks. With --json the last line is one JSON object."""
     from anyformer.cli.decoding_options import checked_bits
     from anyformer.config.spec import ConfigError, Fault
 
@@ -202,7 +206,7 @@ def evaluate_(
     if tasks:
         if changes or by or split != "test":
             raise ConfigError([Fault("--tasks", "replaces the recipe's data: leave out KEY=VALUE, --split and --by")])
-        _evaluate_files(run, tasks, limit, width, as_json)
+        _evaluate_tasks(run, tasks, limit, width, as_json)
         return
     if limit is not None:
         raise ConfigError([Fault("--limit", "is for --tasks")])
@@ -214,21 +218,20 @@ def evaluate_(
     _print_metrics(metrics, {"split": split}, as_json)
 
 
-def _evaluate_files(folder: Path, files: list[Path], limit: int | None, bits: "Bits | None", as_json: bool) -> None:
-    """Print the metrics of each task file."""
+def _evaluate_tasks(folder: Path, tasks: list[str], limit: int | None, bits: "Bits | None", as_json: bool) -> None:
+    """Print the metrics of each task of lm-evaluation-harness."""
     from anyformer.cli.decoding_options import note_unfinished
-    from anyformer.cli.progress import counting
-    from anyformer.lab.evaluation import evaluate_file
-    from anyformer.lab.evaluation.task_file import request_count
+    from anyformer.config.spec import ConfigError, Fault
     from anyformer.runs.run import load
 
-    counts = [request_count(file, limit) for file in files]  # so that a wrong file is an error before the first result
+    try:
+        from anyformer.lab.evaluation.harness import evaluate_tasks
+    except ImportError as error:
+        raise ConfigError([Fault("--tasks", str(error))]) from None
     run = load(folder)
     run = run if bits is None else run.quantise(bits)
     note_unfinished(run, folder)
-    for file, count in zip(files, counts, strict=True):
-        with counting(count, "log-likelihoods") as progress:
-            metrics = evaluate_file(run, file, limit=limit, progress=progress)
+    for metrics in evaluate_tasks(run, tasks, limit):
         _print_metrics(metrics, {}, as_json)
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from itertools import count
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, nodes
+from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -35,14 +35,6 @@ _steps: ContextVar[Iterable[int]] = ContextVar("steps")
 def compile_template(text: str) -> Template:
     """Compile a template; raises `jinja2.TemplateError`, `RecursionError` or `OverflowError` where it is wrong."""
     return _environment().from_string(text)
-
-
-def compile_prompt(text: str) -> Template:
-    """Compile a template in the dialect of lm-evaluation-harness: line ends stay, and a missing name is an error."""
-    strict = _environment().overlay(
-        trim_blocks=False, lstrip_blocks=False, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    return strict.from_string(text)
 
 
 def render(template: Template, variables: dict[str, Any]) -> str:

@@ -24,7 +24,8 @@ CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "ric
 # those of users: `docs` and `dev` are for work on anyformer itself
 EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("huggingface_hub", "jinja2", "transformers"),
-    "eval": ("jinja2", "pyyaml", "sacrebleu"),
+    "eval": ("sacrebleu",),
+    "harness": ("lm-eval",),
     "plot": ("matplotlib",),
     "lab": ("scipy",),
     "vision": ("pillow",),

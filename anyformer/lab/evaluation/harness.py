@@ -3,26 +3,35 @@
 Its option to apply chat templates is not supported: it passes conversations as text, where special tokens are plain
 text.
 
-In Python: `lm_eval.simple_evaluate(model=HarnessModel("runs/mine"), tasks=["arc_easy"])`. On the command line:
+`evaluate_tasks(run, ["words.yaml"])` and `anyformer evaluate runs/mine --tasks words.yaml` return metrics. With all
+options of the harness: `lm_eval.simple_evaluate(model=HarnessModel("runs/mine"), tasks=["arc_easy"])`, or
 `python -m anyformer.lab.evaluation.harness run --model anyformer --model_args run=runs/mine --tasks arc_easy`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
+from anyformer.config.spec import visible
 from anyformer.generation.strategy import Sampling, options as all_options, owner_of
 from anyformer.lab.evaluation.likelihood import continuations, language_model, max_length, texts
 from anyformer.runs.run import Run, load
+from anyformer.tasks.base import Metrics
 
 try:
+    from lm_eval import evaluate
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
+    from lm_eval.tasks import TaskManager
+    from tqdm import tqdm
 except ImportError as error:
-    raise ImportError("anyformer.lab.evaluation.harness needs the package lm-eval: pip install lm-eval") from error
+    raise ImportError("tasks need the package lm-eval: pip install 'anyformer[harness]'") from error
 
 MAX_NEW_TOKENS = 256  # of a request that names no number
+os.environ.setdefault("DISABLE_MULTIPROC", "1")  # of the harness's bootstrap, which would fork this process
 # Names of options of a request that differ from ours.
 NAMES = {"max_gen_toks": "max_new_tokens", "max_tokens": "max_new_tokens", "num_beams": "beams"}
 
@@ -48,12 +57,14 @@ class HarnessModel(LM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether greedy decoding gives it."""
-        found = continuations(self.run, [request.args for request in requests])
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
+            found = continuations(self.run, [request.args for request in requests], bar.update)
         return [(each.total, each.greedy) for each in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text."""
-        return [each.total for each in texts(self.run, [request.args[0] for request in requests])]
+        with tqdm(disable=disable_tqdm, desc="windows of texts") as bar:
+            return [each.total for each in texts(self.run, [request.args[0] for request in requests], bar.update)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return a continuation of each context, up to a stop string; requests with equal options are one batch."""
@@ -76,6 +87,37 @@ class HarnessModel(LM):  # type: ignore[misc]
         ids = task.tokenizer.encode(context)
         kept = room - len(task.begin)
         return context if len(ids) <= kept else task.tokenizer.decode(ids[-kept:])
+
+
+def evaluate_tasks(run: Run, tasks: Sequence[str | Path], limit: int | None = None) -> list[Metrics]:
+    """Return the metrics of a language model on tasks of the harness, or on the first `limit` rows of each.
+
+    A task is a file of YAML, or the name of one that comes with the harness, which may download its data. Raise
+    `ConfigError` where a task cannot be read. Files and data may run code of their own: use those that you trust.
+    """
+    model, names = HarnessModel(run), list(map(str, tasks))
+    manager = TaskManager(include_defaults=any(Path(name).suffix not in (".yaml", ".yml") for name in names))
+    try:
+        loaded = manager.load(names)
+    except Exception as error:  # of any kind: the harness and the packages that read its data have no common one
+        raise ConfigError([Fault("--tasks", f"= {visible(', '.join(names))}: is not read: {error}")]) from error
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    found = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=100)
+    return [_metrics(name, found) for name in found["results"]]
+
+
+def _metrics(name: str, found: Mapping[str, Any]) -> Metrics:
+    """Return the metrics of one task; names like "acc,none" lose a filter that is none, and values that are none go."""
+    values = {key.removesuffix(",none"): value for key, value in found["results"][name].items() if "," in key}
+    config = found["configs"].get(name, {})
+    metadata = {key: value for key, value in (config.get("metadata") or {}).items() if key != "config_source"}
+    notes = {"output_type": config["output_type"]} if "output_type" in config else {}
+    numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+    count = found["n-samples"].get(name, {}).get("effective", 0)
+    return Metrics(name, count, numbers, notes | ({"metadata": metadata} if metadata else {}))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from anyformer.tasks.lm import LanguageModelling
 DEFAULT_LENGTH = 2048  # tokens that a model without a limit reads at once
 CHUNK = 256  # rows between two reports of progress
 
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 
 
 class Likelihood(NamedTuple):
