@@ -10,7 +10,7 @@ DOCS   := $(VENV)/.installed-docs
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser test test-system check thorough durations test-gpu torture fuzz-serve torture-serve families bundled-model lab-report reference docs docs-test bench lint format wheel clean
+.PHONY: help demo browser test test-system check thorough faults durations test-gpu torture fuzz-serve torture-serve families bundled-model lab-report reference docs docs-test bench lint format wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -42,6 +42,9 @@ check: $(ALL) browser docs  ## all of test, test-system and docs-test in one run
 
 thorough:  ## check with all of the rotating groups and many more examples (hours; TESTS="FILE ..." runs these alone)
 	HYPOTHESIS_PROFILE=thorough $(MAKE) check
+
+faults: $(DEV)  ## plant 43 faults one at a time and print which tests notice (about half an hour; see tests/planted_faults.py)
+	$(BIN)/python -m tests.planted_faults
 
 durations: $(ALL) browser docs  ## measure the time of each test file; write tests/durations.json
 	$(PYTEST) -o norecursedirs=".*" --store-durations
