@@ -3,10 +3,11 @@
 api           Python API, from signatures and docstrings
 catalogue     presets with their sizes, recipes with their data
 commands      command line, from the commands themselves
+excerpts      excerpts of source files on pages
 fields        configs, recipes, decoding options and grids, from their schemas
 mathml        Markdown extension: formulae
 source_links  Markdown extension: links to source files, and the pages of these files
 text          Markdown made of plain text: escapes and tables
 
-`python -m docs_site` writes docs/reference.
+`python -m docs_site` writes docs/reference and the excerpts.
 """

@@ -1,10 +1,12 @@
-"""Write the generated pages of docs/reference: `python -m docs_site`."""
+"""Write the pages of docs/reference, and the excerpts of source files on other pages: `python -m docs_site`."""
 
 from pathlib import Path
 
 from docs_site import api, catalogue, commands, fields
+from docs_site.excerpts import with_excerpts
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FOLDER = DOCS / "reference"
 
 
 def generate() -> dict[str, str]:
@@ -15,11 +17,12 @@ def generate() -> dict[str, str]:
 def main() -> None:
     """Write pages that changed."""
     FOLDER.mkdir(exist_ok=True)
-    for name, text in generate().items():
-        page = FOLDER / name
+    pages = {FOLDER / name: text for name, text in generate().items()}
+    pages |= {page: with_excerpts(page.read_text(encoding="utf-8")) for page in DOCS.rglob("*.md") if page not in pages}
+    for page, text in pages.items():
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")
-            print(f"docs/reference/{name}")
+            print(page.relative_to(DOCS.parent))
 
 
 if __name__ == "__main__":

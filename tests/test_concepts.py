@@ -18,7 +18,7 @@ IDEAS = {
     "scaled-dot-product", "three-attentions", "multi-head", "grouped-query", "masks", "sparse-patterns", "graph",
     "long-sequences", "no-positions", "sinusoidal", "learned-positions", "t5-bias", "disentangled", "alibi", "rotary",
     "three-shapes", "bert-and-gpt", "shifted-targets", "cross-entropy", "warm-up", "pretraining", "lora", "tokenizers",
-    "attention-gate", "value-residual", "skip-connections", "multi-token",
+    "attention-gate", "value-residual", "skip-connections", "multi-token", "from-scratch",
     "muon", "width-transfer", "batches", "streams", "kv-cache", "sampling", "beam-search", "speculative", "scoring",
 }  # fmt: skip
 SECTIONS = ["Formula", "Worked example", "Figure", "Config", "Lab verdict", "Paper"]

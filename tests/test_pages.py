@@ -10,6 +10,7 @@ import pytest
 
 from anyformer.config import Rotary
 from anyformer.recipe import AdamW, TableFile
+from docs_site.excerpts import with_excerpts
 from tests.pages import FENCE, PAGES, ROOT, blocks, commands, faults, words
 
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
@@ -52,6 +53,12 @@ def test_images_have_alternative_text(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     short = [alt for alt in re.findall(r"!\[([^\]]*)\]\(", text) if len(alt.split()) < 4 and len(alt) < 20]
     assert not short
+
+
+def test_excerpts_are_the_source() -> None:
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+    assert sum('```py title="' in text for text in texts.values()) >= 2
+    assert [page for page, text in texts.items() if with_excerpts(text) != text] == [], "run `make reference`"
 
 
 @pytest.mark.parametrize("page", ["docs/ko/README.md", "docs/zh/README.md"])
