@@ -38,9 +38,14 @@ class Disentangled(Position):
     dropout: Probability = 0.0  # on the vectors, in each layer
 
     @property
+    def count(self) -> int:
+        """The number of terms besides that of content and content."""
+        return {"both": 2, "content_to_position": 1, "position_to_content": 1}[self.terms]
+
+    @property
     def divisor(self) -> float:
         """Factor of the variance of a score, by which its scale is divided: the root of the number of its terms."""
-        return math.sqrt(3 if self.terms == "both" else 2)
+        return math.sqrt(1 + self.count)
 
     def attention(self) -> "Callable[..., nn.Module]":
         from anyformer.nn.attention_variants.disentangled import DisentangledAttention
@@ -55,12 +60,7 @@ class Disentangled(Position):
             yield Matrix("own", width, queries + keys, rows=2 * self.buckets, bias=attention.bias)
 
     def cost(self, attention: Heads, width: int, b: int, t: int) -> Cost:
-        h, (k, _), n, terms = (
-            attention.heads,
-            attention.widths(width),
-            2 * self.buckets,
-            2 if self.terms == "both" else 1,
-        )
+        h, (k, _), n, terms = attention.heads, attention.widths(width), 2 * self.buckets, self.count
         # projected vectors, and the bias that the scores are computed with
         cost = Cost(flops=2 * b * t * terms * h * n * k, saved=terms * n * h * k + b * h * t * t)
         if self.projections == "separate":

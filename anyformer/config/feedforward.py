@@ -108,7 +108,7 @@ class Gelu(Activation):
 
     @property
     def fused(self) -> str:
-        return "gelu" if self.approximate == "none" else "gelu_tanh"
+        return {"none": "gelu", "tanh": "gelu_tanh"}[self.approximate]
 
 
 class Silu(Activation):

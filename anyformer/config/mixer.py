@@ -42,7 +42,7 @@ class Recurrent(Mixer):
 
     def state(self, width: int) -> int:
         """Return the size of the state of a cell: h, and in an LSTM c."""
-        return self.hidden(width) * (2 if self.cell == "lstm" else 1)
+        return self.hidden(width) * {"lstm": 2, "gru": 1, "rnn": 1}[self.cell]
 
     def build(self, width: int) -> "nn.Module":
         from anyformer.nn.recurrent import RecurrentMixer

@@ -72,10 +72,11 @@ class Sinusoidal(Position):
         # fp32: bf16 has no distinct values for neighbouring positions past 256
         angles = (positions + self.offset).float()[..., None] * self._frequencies(positions, width)
         sin, cos = angles.sin(), angles.cos()
-        if self.layout == "halves":
-            waves = torch.cat((sin, cos), dim=-1)[..., :width]
-        else:
-            waves = torch.stack((sin, cos), dim=-1).flatten(-2)[..., :width]
+        match self.layout:
+            case "halves":
+                waves = torch.cat((sin, cos), dim=-1)[..., :width]
+            case "interleaved":
+                waves = torch.stack((sin, cos), dim=-1).flatten(-2)[..., :width]
         missing = width - waves.shape[-1]  # of an odd width
         return x + torch.nn.functional.pad(waves, (0, missing)).to(x.dtype)
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal, NamedTuple, assert_never
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.files import UNREADABLE, File, TooLarge, decode, unknown, unpacked, why_unreadable
@@ -151,8 +151,10 @@ def documents(chunk: Chunk, how: Input) -> Iterator[Text | Bad]:
         for _, paragraph in itertools.groupby((line for _, line in good), key=lambda line: bool(line.strip())):
             if (text := "\n".join(paragraph)).strip():
                 yield Text(text)
-    else:
+    elif how.document == "file":
         yield from _pieces([line for _, line in good], chunk)
+    else:
+        assert_never(how.document)
 
 
 def _field(number: int, line: str, column: str) -> Text | Bad:

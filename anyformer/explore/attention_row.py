@@ -1,6 +1,7 @@
 """One query of one head: scores, mask and weights of all keys, and the weighted sum of their values, in float64."""
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -54,13 +55,16 @@ def attention_row(trace: Trace, name: str, head: int, query: int) -> AttentionRo
         scores = scores + bias
     scores = scores.masked_fill(~visible, -torch.inf)
     sink = None if attention.sinks is None else float(attention.sinks[head])
-    if not bool(visible.any()):
-        weights = torch.zeros_like(scores)
-    elif attention.normalizer == "relu":
-        weights = scores.relu() / visible.sum()
-    else:
-        total = scores if sink is None else torch.cat((scores, scores.new_tensor([sink])))
-        weights = total.softmax(dim=0)[: len(scores)]
+    match attention.normalizer:
+        case _ if not bool(visible.any()):
+            weights = torch.zeros_like(scores)
+        case "relu":
+            weights = scores.relu() / visible.sum()
+        case "softmax":
+            total = scores if sink is None else torch.cat((scores, scores.new_tensor([sink])))
+            weights = total.softmax(dim=0)[: len(scores)]
+        case _:
+            assert_never(attention.normalizer)
     return AttentionRow(
         q,
         keys,

@@ -4,6 +4,8 @@ Vectors are rows, as in x W. Neighbours are multiplied; ⊙ multiplies elements,
 joins vectors, and Σ_s is a sum over the index s. R_t rotates to the position t, σ is the sigmoid.
 """
 
+from typing import assert_never
+
 from torch import Tensor, nn
 
 from anyformer.config import (
@@ -167,11 +169,15 @@ def scores_formula(attention: MultiHeadAttention, biased: bool, width: int) -> l
 
 
 def softmax_formula(attention: MultiHeadAttention, head: int) -> list[str]:
-    if attention.normalizer == "relu":
-        return ["w_s = max(score_s, 0) / n"]
-    if attention.sinks is None:
-        return ["w_s = exp(score_s) / Σ_s exp(score_s)"]
-    return [f"w_s = exp(score_s) / (Σ_s exp(score_s) + exp({number(float(attention.sinks[head]))}))"]
+    match attention.normalizer:
+        case "relu":
+            return ["w_s = max(score_s, 0) / n"]
+        case "softmax" if attention.sinks is None:
+            return ["w_s = exp(score_s) / Σ_s exp(score_s)"]
+        case "softmax":
+            return [f"w_s = exp(score_s) / (Σ_s exp(score_s) + exp({number(float(attention.sinks[head]))}))"]
+        case _:
+            assert_never(attention.normalizer)
 
 
 def mix_formula(spec: Mixer, side: Side) -> list[str]:

@@ -1,7 +1,7 @@
 """View `salience`: the contribution of each input token to one output, by gradients."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.head_switches import disable_heads
@@ -42,8 +42,10 @@ class SalienceView(TextView):
         with evaluating(run.model), disable_heads(run.model, trace.off):
             if request.method == "gradient":
                 found = attribute(run.model, measure, *reading.inputs, **reading.options)
-            else:
+            elif request.method == "integrated":
                 found = integrated_gradients(run.model, measure, *reading.inputs, steps=STEPS, **reading.options)
+            else:
+                assert_never(request.method)
         sides: dict[Side, list[float]] = {side: found.tokens[side][0].float().tolist() for side in reading.tokens}
         for side, names in reading.tokens.items():
             if len(names) != len(sides[side]):

@@ -265,7 +265,8 @@ def initial_position(trace: Trace) -> int:
     head = trace.run.config.head
     if last_side(trace.run) == "encoder" and head.output != "masked_lm":
         pool = head.pooling or "mean"
-        return 0 if pool == "first" else len(ids) - 1 if pool == "last" else len(ids) // 2
+        middle = len(ids) // 2
+        return {"first": 0, "last": len(ids) - 1, "mean": middle, "max": middle}[pool]
     return len(ids) - 1
 
 

@@ -6,7 +6,7 @@ None if the input is not tokens.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -272,13 +272,18 @@ def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:
     b, t = x.shape[:2]
     segments = torch.zeros(b, t, dtype=torch.long, device=x.device) if layout.segments is None else layout.segments
     is_real = real(segments)
-    if how == "mean":
-        real_x = x.masked_fill(~is_real[..., None], 0)
-        return real_x.sum(dim=1) / is_real.to(x.dtype).sum(dim=1, keepdim=True).clamp(min=1)
-    if how == "max":
-        pooled = x.masked_fill(~is_real[..., None], -torch.inf).amax(dim=1)
-    else:
-        index = torch.arange(t, device=x.device)
-        at = torch.where(is_real, index, t).amin(dim=1) if how == "first" else (is_real * index).amax(dim=1)
-        pooled = x[torch.arange(b, device=x.device), at.clamp(max=t - 1)]
+    index = torch.arange(t, device=x.device)
+    match how:
+        case "mean":
+            real_x = x.masked_fill(~is_real[..., None], 0)
+            return real_x.sum(dim=1) / is_real.to(x.dtype).sum(dim=1, keepdim=True).clamp(min=1)
+        case "max":
+            pooled = x.masked_fill(~is_real[..., None], -torch.inf).amax(dim=1)
+        case "first":
+            first = torch.where(is_real, index, t).amin(dim=1)
+            pooled = x[torch.arange(b, device=x.device), first.clamp(max=t - 1)]
+        case "last":
+            pooled = x[torch.arange(b, device=x.device), (is_real * index).amax(dim=1)]
+        case _:
+            assert_never(how)
     return pooled.masked_fill(~is_real.any(dim=1, keepdim=True), 0)

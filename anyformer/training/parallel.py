@@ -281,7 +281,7 @@ def _shard_mesh(ranks: Ranks, shard: ShardKind, device: torch.device) -> DeviceM
     """Return the axes along which weights are sharded; with a first axis of copies if these have one shard."""
     if ranks.mesh is None:
         return init_device_mesh(device.type, (ranks.size,))
-    return ranks.mesh.weights["shards"] if shard == "full" else ranks.mesh.weights["copies", "shards"]
+    return ranks.mesh.weights[{"full": ("shards",), "none": ("copies", "shards")}[shard]]
 
 
 def shard_model(model: Transformer, mesh: DeviceMesh, compile_part: CompilePart | None) -> None:

@@ -40,7 +40,7 @@ async function showMatrix(subject, reading) {
     {},
     top,
     shot?.box,
-    explained(state.what === "weights" && found.normalizer === "relu" ? "matrix.relu" : `matrix.${state.what}`),
+    explained(`matrix.${state.what === "weights" ? found.normalizer : state.what}`),
     zoomable(subject, found, values, mask, (row) => shot?.paint(row)),
   );
 }

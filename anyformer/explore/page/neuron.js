@@ -116,7 +116,7 @@ function sum(found) {
     found.visible ? term(word("score"), found.score) : term(word("score"), word("hidden")),
   );
   if (typeof found.sink === "number") parts.push(sign("·"), term(word("sink"), found.sink));
-  parts.push(sign(`→ ${found.normalizer ?? "softmax"} →`), term(word("weight"), found.weight));
+  parts.push(sign(`→ ${found.normalizer} →`), term(word("weight"), found.weight));
   const line = make("div", { class: found.visible ? "sum" : "sum unseen" }, parts);
   return found.visible ? line : make("div", {}, line, make("p", { class: "note" }, word("unseen")));
 }

@@ -164,27 +164,30 @@ const STEPS = {
 
   softmax: ({ subject, found }) => {
     const most = Math.max(...found.weights, 1e-9),
-      relu = found.normalizer === "relu",
-      peak = Math.max(...found.scores.filter((one) => one !== null), found.sink ?? -Infinity);
+      peak = Math.max(...found.scores.filter((one) => one !== null), found.sink ?? -Infinity),
+      between = {
+        softmax: [[`exp(${word("score")} − max)`, (score) => (score === null ? "0" : amount(Math.exp(score - peak)))]],
+        relu: [],
+      }[found.normalizer]; // columns between the score and the weight
     const rows = found.keys.map((token, i) => ({
       name: keyName(token, i),
       kind: found.scores[i] === null ? "unseen" : "",
       cells: [
         found.scores[i] === null ? "−∞" : amount(found.scores[i]),
-        ...(relu ? [] : [found.scores[i] === null ? "0" : amount(Math.exp(found.scores[i] - peak))]),
+        ...between.map(([, value]) => value(found.scores[i])),
         amount(found.weights[i]),
         plainBar(found.weights[i], most),
       ],
     }));
     return {
       sentence: sentences(
-        word(relu ? "say.relu" : "say.softmax"),
+        word(`say.${found.normalizer}`),
         found.sink === null ? "" : word("say.sink", amount(found.sink)),
       ),
       numbers: [
         table(
           `softmax-${subject.pane}`,
-          [word("key"), word("score"), ...(relu ? [] : [`exp(${word("score")} − max)`]), word("weight"), ""],
+          [word("key"), word("score"), ...between.map(([name]) => name), word("weight"), ""],
           rows,
         ),
         make("p", { class: "label" }, `Σ w = ${amount(found.weights.reduce((a, b) => a + b, 0))}`),

@@ -52,7 +52,7 @@ const ENGLISH = {
   "about.heads":
     "Each line connects a query token (left) with a key token (right); stronger weights are more opaque. Point at a token to see only its lines. At most 6 lines per token are drawn, for weights of at least 0.01; Matrix shows all weights.",
   "about.model": "Every head of every layer: rows are queries, columns are keys. Click one to see its values.",
-  "about.matrix.weights":
+  "about.matrix.softmax":
     "The attention weight of each query (row) on each key (column): every row sums to 1. Colours follow the square root.",
   "about.matrix.relu": "The attention weight of each query (row) on each key (column). Colours follow the square root.",
   "about.matrix.scores": "The input of the softmax: q·k, scaled, plus the position bias.",
@@ -295,7 +295,7 @@ const KOREAN = {
   "about.heads":
     "선은 쿼리 토큰(왼쪽)과 키 토큰(오른쪽)을 잇고, 가중치가 클수록 진합니다. 토큰을 가리키면 그 토큰의 선만 보입니다. 가중치가 0.01 이상인 선을 토큰마다 6개까지 그립니다. 모든 가중치는 행렬 보기에 있습니다.",
   "about.model": "모든 층의 모든 헤드입니다. 행은 쿼리, 열은 키입니다. 헤드를 클릭하면 값을 볼 수 있습니다.",
-  "about.matrix.weights":
+  "about.matrix.softmax":
     "각 쿼리(행)가 각 키(열)에 주는 어텐션 가중치입니다. 한 행의 합은 1입니다. 색은 제곱근에 따라 진해집니다.",
   "about.matrix.relu": "각 쿼리(행)가 각 키(열)에 주는 어텐션 가중치입니다. 색은 제곱근에 따라 진해집니다.",
   "about.matrix.scores": "소프트맥스의 입력입니다. q·k에 스케일을 곱하고 위치 편향을 더한 값입니다.",

@@ -52,10 +52,10 @@ def build_mesh(spec: Processes, rank: int, size: int, device_type: str) -> Proce
         raise ConfigError(_size_fault(spec, size))
     shares = size // spec.tensor
     axes = init_device_mesh(device_type, (size // block, spec.context, spec.tensor), mesh_dim_names=AXES)
-    whole = (1, shares) if spec.shard == "full" else (shares, 1)
+    whole = {"full": (1, shares), "none": (shares, 1)}[spec.shard]
     weights = init_device_mesh(device_type, (*whole, spec.tensor), mesh_dim_names=WEIGHT_AXES)
     data, context, tensor = (_axis(axes, name) for name in AXES)
-    share = _axis(weights, "shards" if spec.shard == "full" else "copies")
+    share = _axis(weights, {"full": "shards", "none": "copies"}[spec.shard])
     return ProcessMesh(data, context, tensor, share, axes, weights)
 
 
