@@ -36,7 +36,8 @@ import anyformer as af
 from anyformer import presets
 from anyformer.config import Embedder, ModelConfig
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.generation.engine.request import Generation, Limits, Token
+from anyformer.generation.engine.request import Limits, Token
+from anyformer.generation.request import Request
 from anyformer.recipe import Bytes, Embed
 from anyformer.runs.run import Run
 from anyformer.tasks.embed import Embedding
@@ -52,10 +53,10 @@ def build(config: ModelConfig, device: str) -> af.Transformer:
     return model.to(torch.bfloat16 if device == "cuda" else torch.float32).eval()
 
 
-async def answer(engine: af.Engine, generation: Generation) -> tuple[float, float, int]:
+async def answer(engine: af.Engine, request: Request) -> tuple[float, float, int]:
     """Return the seconds to the first token and to the last, and the number of tokens."""
     begin, first, count = time.perf_counter(), 0.0, 0
-    async for event in engine.submit(generation):
+    async for event in engine.submit(request):
         if isinstance(event, Token):
             count += 1
             first = first or time.perf_counter() - begin
@@ -83,15 +84,16 @@ def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
-def draw(count: int, low: int, high: int, vocab: int, seed: int = 0) -> list[Generation]:
+def draw(count: int, low: int, high: int, vocab: int, seed: int = 0) -> list[Request]:
     """Requests with prompts and outputs of uniform length, the same in every run.
 
     Each measurement has a seed of its own: a prompt that was read before would be reused.
     """
     rng = random.Random(seed)
     return [
-        Generation(
-            tuple(rng.randrange(5, vocab) for _ in range(rng.randint(low, high))), max_new_tokens=rng.randint(low, high)
+        Request(
+            torch.tensor([[rng.randrange(5, vocab) for _ in range(rng.randint(low, high))]]),
+            max_new_tokens=rng.randint(low, high),
         )
         for _ in range(count)
     ]
@@ -139,9 +141,7 @@ async def llama(device: str, tiny: bool) -> Results:
     return out | serving_peer.measure(FAMILIES["llama"].fields(config), few, device)
 
 
-async def _load(
-    engine: af.Engine, warm: list[Generation], requests: list[Generation], timed: list[Generation]
-) -> Results:
+async def _load(engine: af.Engine, warm: list[Request], requests: list[Request], timed: list[Request]) -> Results:
     """Return the speed with all requests at once, and the times to the first token with 32 clients."""
     await asyncio.gather(*(answer(engine, one) for one in warm))  # captures graphs of all shapes
     begin = time.perf_counter()
@@ -225,7 +225,7 @@ def _http(engine: af.Engine, path: str, bodies: list[str]) -> float:
 
 async def cpu(device: str, tiny: bool) -> Results:
     model, vocab = translator(device, tiny)
-    requests = [Generation(g.ids, 32) for g in draw(8 if tiny else 48, 8, 32, vocab)]
+    requests = [Request(g.ids, 32) for g in draw(8 if tiny else 48, 8, 32, vocab)]
     out = Results()
     async with af.Engine(model) as engine:
         work = [lambda one=one: answer(engine, one) for one in requests]  # type: ignore[misc]
@@ -235,7 +235,7 @@ async def cpu(device: str, tiny: bool) -> Results:
         out["cpu_engine_sentences_per_s"] = len(requests) / (time.perf_counter() - begin)
     begin = time.perf_counter()
     for one in requests[:16]:
-        af.generate(model, torch.tensor([one.ids]), max_new_tokens=32)
+        af.generate(model, one.ids, max_new_tokens=32)
     out["cpu_one_at_a_time_sentences_per_s"] = min(16, len(requests)) / (time.perf_counter() - begin)
     out["cpu_ratio"] = out["cpu_engine_sentences_per_s"] / out["cpu_one_at_a_time_sentences_per_s"]
     if find_spec("ctranslate2") and not tiny:
@@ -243,7 +243,7 @@ async def cpu(device: str, tiny: bool) -> Results:
     return out
 
 
-def _ctranslate(model: af.Transformer, requests: list[Generation]) -> float:
+def _ctranslate(model: af.Transformer, requests: list[Request]) -> float:
     """Return the sentences per second of CTranslate2's asynchronous translator, with the same weights."""
     import ctranslate2
 
@@ -253,7 +253,7 @@ def _ctranslate(model: af.Transformer, requests: list[Generation]) -> float:
         described(model).save(folder)
         engine = ctranslate2.Translator(folder, intra_threads=torch.get_num_threads(), max_queued_batches=-1)
     lengths = {"min_decoding_length": 32, "max_decoding_length": 32}
-    names = [list(map(str, one.ids)) for one in requests]
+    names = [list(map(str, one.ids[0].tolist())) for one in requests]
     begin = time.perf_counter()
     for found in engine.translate_batch(names, beam_size=1, max_batch_size=16, asynchronous=True, **lengths):
         found.result()

@@ -20,7 +20,8 @@ import torch
 
 import anyformer as af
 from anyformer import presets
-from anyformer.generation.engine.request import Generation, Limits
+from anyformer.generation.engine.request import Limits
+from anyformer.generation.request import Request
 from benchmarks.serving import draw
 
 Results = dict[str, float]
@@ -48,7 +49,7 @@ async def measure(rows: int, new: int, rounds: int, streams: bool = False) -> fl
     torch.manual_seed(0)
     config = presets.vaswani(depth=1, width=16, heads=2, ff=16, vocab=64, dropout=0.0)
     model = af.Transformer(config.model_copy(update={"special": config.special.model_copy(update={"start": 1})})).eval()
-    requests = [Generation(one.ids, new) for one in draw(rows, 32, 32, 64)]
+    requests = [Request(one.ids, new) for one in draw(rows, 32, 32, 64)]
     engine, clock = af.Engine(model, Limits(max_rows=rows, page_size=32, prefill_tokens=rows * 32)), Clock()
     server: Any = engine._servers["model"]
     server.overlaps = True
@@ -56,7 +57,7 @@ async def measure(rows: int, new: int, rounds: int, streams: bool = False) -> fl
         setattr(server.runner, name, clock.wrap(getattr(server.runner, name)))
     async with engine:
 
-        async def one(request: Generation) -> None:
+        async def one(request: Request) -> None:
             if streams:
                 async for _ in engine.submit(request):
                     pass

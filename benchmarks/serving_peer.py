@@ -20,15 +20,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from anyformer.generation.engine.request import Generation
+from anyformer.generation.request import Request
 
 LIMIT = 120  # seconds for the start of the process, a first pass and a timed one
 PAGE = 256
 
 
-def measure(config: dict[str, Any], requests: list[Generation], device: str, limit: float = LIMIT) -> dict[str, float]:
+def measure(config: dict[str, Any], requests: list[Request], device: str, limit: float = LIMIT) -> dict[str, float]:
     """Return tokens per second of the newest pass, and the share of its tokens that were generated in time."""
-    job = {"config": config, "requests": [(one.ids, one.max_new_tokens) for one in requests]}
+    job = {"config": config, "requests": [(one.ids[0].tolist(), one.max_new_tokens) for one in requests]}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job.json").write_text(json.dumps(job))

@@ -197,9 +197,10 @@ def test_a_run_searches_as_its_task_says(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         strategies: list[Beam] = []
 
-        def search(model: Transformer, request: Request, strategy: Beam) -> Hypotheses:
-            strategies.append(strategy)
-            return run_beam_search(model, request, strategy)
+        def search(model: Transformer, request: Request) -> Hypotheses:
+            assert isinstance(request.strategy, Beam)
+            strategies.append(request.strategy)
+            return run_beam_search(model, request)
 
         patch.setattr("anyformer.tasks.generation.run_beam_search", search)
         evaluate(run.folder, changed, "train")

@@ -1,6 +1,6 @@
 """Decoding: from a model and ids to more ids. It never sees text.
 
-A `Request` (what to decode) and a strategy (how to choose tokens) go to `strategy.run`; each is a loop over a
+A `Request` says what to decode and by which strategy; `strategy.run` takes it. Each strategy is a loop over a
 `Session`, which reads tokens with a KV cache.
 
 batch             predictions over large inputs
@@ -18,7 +18,7 @@ logit_processors  the filters of a strategy and the mask of a constraint as func
 prefill           reading prompts or sources before the first step
 prefix_cache      `Reuse`: beginnings of prompts that earlier calls have read
 ray_cluster       Ray clusters: one that is running, or a new one on this machine
-request           `Request`: prompts and all options that do not depend on the strategy
+request           `Request`: prompts and all options, also for the engine
 sampling          choice of one token, with stateless noise
 score             log-probabilities of given tokens, and the top tokens at a position or mask
 session           `Session`: rows being continued, their cache and next logits

@@ -58,13 +58,14 @@ def beam_search(model: Transformer, ids: Tensor, *, beams: int = 4, **options: A
 
     processors: they change log-probabilities, and so scores.
     """
-    request, how = Request.split(ids, options)
-    return run_beam_search(model, request, Beam(beams=beams, **how))
+    return run_beam_search(model, Request.of(Beam, ids, {"beams": beams, **options}))
 
 
-def run_beam_search(model: Transformer, request: Request, strategy: Beam) -> Hypotheses:
+def run_beam_search(model: Transformer, request: Request) -> Hypotheses:
     """Search for the best hypotheses of a request; raise `NonFiniteSearch` if rows failed."""
-    check_request(model, request, strategy)
+    check_request(model, request)
+    strategy = request.strategy
+    assert isinstance(strategy, Beam)
     with evaluating(model):
         session, stop = Session(model, request, copies=strategy.beams), request.stop_ids
         # with an empty batch the loop still needs one step

@@ -33,13 +33,14 @@ def contrastive_search(model: Transformer, ids: Tensor, **options: Any) -> Tenso
     Each step reads all candidates: a pass over [b * candidates]. With an `alpha` of 0 it is greedy. The last token is
     read, too: an answer of n tokens takes n positions.
     """
-    request, how = Request.split(ids, options)
-    return run_contrastive(model, request, Contrastive(**how))
+    return run_contrastive(model, Request.of(Contrastive, ids, options))
 
 
-def run_contrastive(model: Transformer, request: Request, strategy: Contrastive) -> Tensor:
+def run_contrastive(model: Transformer, request: Request) -> Tensor:
     """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
-    check_request(model, request, strategy)
+    check_request(model, request)
+    strategy = request.strategy
+    assert isinstance(strategy, Contrastive)
     candidates, alpha = strategy.candidates, strategy.alpha
     with evaluating(model):
         session = Session(model, request, copies=candidates)

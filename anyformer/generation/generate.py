@@ -78,15 +78,16 @@ def generate(
         chunk=chunk,
         compile=compile,
         reuse=reuse,
+        strategy=Sampling(**how),
     )
-    return run_sampling(model, request, Sampling(**how))
+    return run_sampling(model, request)
 
 
-def run_sampling(model: Transformer, request: Request, sampling: Sampling) -> Tensor:
+def run_sampling(model: Transformer, request: Request) -> Tensor:
     """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
-    check_request(model, request, sampling)
+    check_request(model, request)
     with evaluating(model):
-        session, picked = _start(model, request, sampling, None)
+        session, picked = _start(model, request, None)
         parts, failed = [session.prompt_ids], torch.zeros(len(session.ids), dtype=torch.bool, device=session.ids.device)
         for new, ok in picked:
             parts.append(new)
@@ -103,23 +104,20 @@ def stream(model: Transformer, ids: Tensor, *, patience: int | None = 1, **optio
     Each item is the next token of each row [b], padding where it has ended, and whether its logits were finite, bool
     [b]. Tokens are yielded every `patience` steps; with None, as rarely as is fastest.
     """
-    request, how = Request.split(ids, options)
-    return stream_sampling(model, request, Sampling(**how), patience)
+    return stream_sampling(model, Request.of(Sampling, ids, options), patience)
 
 
-def stream_sampling(
-    model: Transformer, request: Request, sampling: Sampling, patience: int | None = 1
-) -> Iterator[Picked]:
+def stream_sampling(model: Transformer, request: Request, patience: int | None = 1) -> Iterator[Picked]:
     """Yield the tokens of a request; between two of them the model is as before, and may be trained."""
-    check_request(model, request, sampling)
+    check_request(model, request)
     if patience is not None and (faults := integer_faults("patience", patience, 1)):
         raise ConfigError(faults)
-    return _stream(model, request, sampling, patience)
+    return _stream(model, request, patience)
 
 
-def _stream(model: Transformer, request: Request, sampling: Sampling, patience: int | None) -> Iterator[Picked]:
+def _stream(model: Transformer, request: Request, patience: int | None) -> Iterator[Picked]:
     with evaluating(model):
-        _, picked = _start(model, request, sampling, patience)
+        _, picked = _start(model, request, patience)
     while True:
         with evaluating(model):  # entered for each item: a suspended generator would leave its caller in `no_grad`
             tokens = next(picked, None)
@@ -128,10 +126,9 @@ def _stream(model: Transformer, request: Request, sampling: Sampling, patience: 
         yield from zip(tokens[0].unbind(dim=1), tokens[1].unbind(dim=1), strict=True)
 
 
-def _start(
-    model: Transformer, request: Request, sampling: Sampling, patience: int | None
-) -> tuple[Session, Iterator[Picked]]:
-    session = Session(model, request)
+def _start(model: Transformer, request: Request, patience: int | None) -> tuple[Session, Iterator[Picked]]:
+    session, sampling = Session(model, request), request.strategy
+    assert isinstance(sampling, Sampling)
     vocab, device, stop = session.logits.shape[-1], session.ids.device, request.stop_ids
     allowed = None
     if request.constraint is not None:

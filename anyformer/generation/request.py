@@ -1,9 +1,9 @@
-"""A decoding request: the prompts and all options that do not depend on the strategy, and their checks."""
+"""A request: prompts and all options of how to continue them, from the caller to the model, and their checks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -26,9 +26,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Prompts [b, t], or sources of an encoder–decoder, and how to continue them, whatever the strategy.
+    """Prompts [b, t], or sources of an encoder–decoder, and how to continue them. The engine takes one prompt each.
 
-    max_new_tokens: the budget of all rows, or of each.
+    max_new_tokens: the budget of all rows, or of each; in the engine 0 only scores the prompt.
+    strategy: how tokens are chosen, with its options.
     stop: ids that end a row.
     segments: -1 at padding [b, t]; it may be on either side.
     attention_mask: the same as 0 at padding and 1 at real tokens [b, t], bool or integer.
@@ -42,10 +43,16 @@ class Request:
     chunk: read prompts this many tokens at a time.
     compile: compile steps of one token, once for each number of rows; it takes tens of seconds.
     reuse: skip what earlier calls have read of a prompt.
+
+    In the engine:
+    top: log-probabilities. None: none; 0: of the tokens of the answer; n: also of the n most probable tokens.
+    prompt_logprobs: also return the log-probabilities of the prompt's tokens.
+    adapter: name of the LoRA adapter; None: the model itself.
     """
 
     ids: Tensor
     max_new_tokens: int | Sequence[int] = 20
+    strategy: Strategy = field(default_factory=Sampling)
     stop: Sequence[int] = ()
     segments: Tensor | None = None
     attention_mask: Tensor | None = None
@@ -59,13 +66,16 @@ class Request:
     chunk: int | None = None
     compile: bool = False
     reuse: Reuse | None = None
+    top: int | None = None
+    prompt_logprobs: bool = False
+    adapter: str | None = None
 
     @classmethod
-    def split(cls, ids: Tensor, options: dict[str, Any]) -> tuple[Self, dict[str, Any]]:
-        """Return the request with its fields among some options, and the others: those of a strategy."""
-        own = {field.name for field in fields(cls)} & options.keys()
-        rest = {name: value for name, value in options.items() if name not in own}
-        return cls(ids, **{name: options[name] for name in own}), rest
+    def of(cls, kind: type[Strategy], ids: Tensor, options: dict[str, Any]) -> "Request":
+        """Return the request with its fields among some options; the others are those of the strategy."""
+        own = {one.name for one in fields(cls)} & options.keys()
+        strategy = kind(**{name: value for name, value in options.items() if name not in own})
+        return cls(ids, strategy=strategy, **{name: options[name] for name in own})
 
     @cached_property
     def budgets(self) -> tuple[int, ...]:
@@ -90,18 +100,18 @@ class Request:
         return parse_ids("stop", self.stop, None)[0]
 
 
-def check_request(model: Transformer, request: Request, strategy: Strategy) -> None:
+def check_request(model: Transformer, request: Request) -> None:
     """Raise a `ConfigError` that names every wrong option of a request."""
     if not isinstance(request.ids, Tensor):
         raise ConfigError([Fault("ids", f"must be a tensor [batch, length], got {type(request.ids).__name__}")])
     target = model.config.target
     faults = _budget_faults(request)
     faults += parse_ids("stop", request.stop, (target and target.rows) or None)[1]
-    faults += _seed_faults(request, strategy)
+    faults += _seed_faults(request)
     faults += _type_faults(request)
     if faults:
         raise ConfigError(faults)
-    if faults := list(_strategy_faults(request, strategy)):
+    if faults := list(_strategy_faults(request)):
         raise ConfigError(faults)
 
 
@@ -115,7 +125,7 @@ def _budget_faults(request: Request) -> list[Fault]:
     return [fault for n in most for fault in integer_faults("max_new_tokens", n, 0)][:1]
 
 
-def _seed_faults(request: Request, strategy: Strategy) -> list[Fault]:
+def _seed_faults(request: Request) -> list[Fault]:
     seed: Any = request.seed
     rows = len(request.ids) if request.ids.dim() else 0
     if seed is None:
@@ -126,7 +136,7 @@ def _seed_faults(request: Request, strategy: Strategy) -> list[Fault]:
             return [Fault("seed", what)]
     elif not isinstance(seed, int) or isinstance(seed, bool):
         return [Fault("seed", f"= {seed!r}: must be a whole number, or a tensor with one for each row")]
-    fault = seed_fault(seed, strategy)
+    fault = seed_fault(seed, request.strategy)
     return [] if fault is None else [fault]
 
 
@@ -152,8 +162,9 @@ def _type_faults(request: Any) -> Iterator[Fault]:
         yield Fault("phrases", f"= {request.phrases!r}: must be a list of phrases, each a sequence of ids")
 
 
-def _strategy_faults(request: Request, strategy: Strategy) -> Iterator[Fault]:
+def _strategy_faults(request: Request) -> Iterator[Fault]:
     """Yield the faults of options that do not fit the strategy."""
+    strategy = request.strategy
     if request.seed is not None and not isinstance(strategy, Sampling):
         yield Fault("seed", f"{strategy.title} does not sample: leave it out")
     if isinstance(strategy, Contrastive) and request.reuse is not None:

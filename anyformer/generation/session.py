@@ -268,9 +268,11 @@ def _checked_prompts(model: Transformer, request: Request) -> tuple[tuple[int, i
     batch, length = reader.measure(ids)
     if reader.vocab:
         _check_ids(ids, reader.vocab)
+    if given := [name for name in ("top", "prompt_logprobs", "adapter") if getattr(request, name) not in (None, False)]:
+        raise ConfigError(Fault(name, "is for requests to an engine: leave it out") for name in given)
     segments = choose_segments(batch, length, request.segments, request.attention_mask)
-    given, mask = (None if x is None else x.cpu() for x in (request.segments, request.attention_mask))
-    check_values(given, mask)
+    own, mask = (None if x is None else x.cpu() for x in (request.segments, request.attention_mask))
+    check_values(own, mask)
     if model.encoder is not None and marks is not None:
         raise ValueError("only a decoder without an encoder reads marked prompts: leave `marks` out")
     if marks is not None or media is not None:

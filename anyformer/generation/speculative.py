@@ -61,13 +61,14 @@ def speculate(
     Greedy tokens are the same, as far as rounding goes. So are tokens sampled with a `Lookup`; with a `Draft` the same
     seed samples other tokens, with the same probabilities.
     """
-    request, how = Request.split(ids, options)
-    return run_speculation(model, request, Speculation(draft=draft, ahead=ahead, **how))
+    return run_speculation(model, Request.of(Speculation, ids, {"draft": draft, "ahead": ahead, **options}))
 
 
-def run_speculation(model: Transformer, request: Request, strategy: Speculation) -> Speculated:
+def run_speculation(model: Transformer, request: Request) -> Speculated:
     """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
-    check_request(model, request, strategy)
+    check_request(model, request)
+    strategy = request.strategy
+    assert isinstance(strategy, Speculation)
     draft, ahead = strategy.draft, strategy.ahead
     if isinstance(draft, Draft):
         _check_draft(model, draft.model, request)

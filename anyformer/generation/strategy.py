@@ -6,6 +6,7 @@ the table of them all: each is a filter, or a field of a strategy. Imports no to
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -53,7 +54,10 @@ class Strategy(Part):
 
     @abstractmethod
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
-        """Return prompts and answers [b, t + new], or [b, 1 + new] with an encoder; raise `NonFiniteLogits`."""
+        """Return prompts and answers [b, t + new], or [b, 1 + new] with an encoder, of a request of any strategy.
+
+        Raise `NonFiniteLogits` if rows failed.
+        """
 
     @property
     def copies(self) -> int:
@@ -136,7 +140,7 @@ class Sampling(Strategy):
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
         from anyformer.generation.generate import run_sampling
 
-        return run_sampling(model, request, self)
+        return run_sampling(model, replace(request, strategy=self))
 
 
 class Beam(Strategy):
@@ -181,7 +185,7 @@ class Beam(Strategy):
         """Return the best hypotheses."""
         from anyformer.generation.beam_search import run_beam_search
 
-        return run_beam_search(model, request, self).ids[:, 0]
+        return run_beam_search(model, replace(request, strategy=self)).ids[:, 0]
 
 
 class Contrastive(Strategy):
@@ -203,7 +207,7 @@ class Contrastive(Strategy):
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
         from anyformer.generation.contrastive import run_contrastive
 
-        return run_contrastive(model, request, self)
+        return run_contrastive(model, replace(request, strategy=self))
 
 
 class Draft(NamedTuple):
@@ -263,7 +267,7 @@ class Speculation(Sampling):
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
         from anyformer.generation.speculative import run_speculation
 
-        return run_speculation(model, request, self).ids
+        return run_speculation(model, replace(request, strategy=self)).ids
 
 
 # -- the table of options ---------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from anyformer.data.media import Segment, references_end
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.generation.generate import NonFiniteLogits, run_sampling
 from anyformer.generation.request import Request
-from anyformer.generation.strategy import Sampling
 from anyformer.kernels.conventions import PLAIN
 from anyformer.nn.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
@@ -181,7 +180,7 @@ def _answered(model: Transformer, task: Writer, piece: Example) -> Example:
     ends = ending_ids(task.tokenizer, config)
     try:
         request = Request(ids, max_new_tokens=room, stop=ends, marks=marks, media=media)
-        said = run_sampling(model, request, Sampling())
+        said = run_sampling(model, request)
     except NonFiniteLogits:
         raise FloatingPointError("the model's logits are not finite: it gives no answer") from None
     new = before_end(said[0, 1 if pair else len(prompt) :].tolist(), ends)

@@ -17,7 +17,7 @@ from anyformer.generation.check import parse_ids
 from anyformer.generation.generate import NonFiniteLogits, stream_sampling
 from anyformer.generation.request import Request
 from anyformer.generation.sampling import row_seeds
-from anyformer.generation.strategy import Beam, Sampling, Strategy, strategy as make_strategy
+from anyformer.generation.strategy import Beam, Strategy, strategy as make_strategy
 from anyformer.kernels.conventions import SEEN
 from anyformer.nn.model import Transformer
 from anyformer.tasks.answer_budgets import answer_budget, check_context
@@ -305,27 +305,24 @@ class GenerationRequest:
 
     def tokens(self, rows: Sequence[int], patience: int | None = 1) -> Iterator[list[int]]:
         """Yield the next token of each of some texts, until all have ended by an id."""
-        request, strategy = self._decoding(rows)
-        if not strategy.streams:
-            yield from self._columns(request, strategy)
+        request = self.request(rows)
+        if not request.strategy.streams:
+            yield from self._columns(request)
             return
-        assert isinstance(strategy, Sampling)
-        for new, ok in stream_sampling(self.model, request, strategy, patience):
+        for new, ok in stream_sampling(self.model, request, patience):
             yield torch.where(ok, new, NONFINITE).tolist()
 
     def _search(self, rows: Sequence[int]) -> tuple[Hypotheses, list[int]]:
-        request, strategy = self._decoding(rows)
-        assert isinstance(strategy, Beam)
         try:
-            return run_beam_search(self.model, request, strategy), []
+            return run_beam_search(self.model, self.request(rows)), []
         except NonFiniteSearch as error:
             return error.found, error.rows
 
-    def _columns(self, request: Request, strategy: Strategy) -> Iterator[list[int]]:
+    def _columns(self, request: Request) -> Iterator[list[int]]:
         """Yield the tokens of complete answers one by one."""
         failed: list[int] = []
         try:
-            ids = strategy.run(self.model, request)
+            ids = request.strategy.run(self.model, request)
         except NonFiniteLogits as error:
             ids, failed = error.ids, error.rows
         begin = 1 if self.model.encoder is not None else request.ids.shape[1]
@@ -334,16 +331,17 @@ class GenerationRequest:
             answers[n][:1] = [NONFINITE]
         yield from map(list, zip(*answers, strict=True))
 
-    def _decoding(self, rows: Sequence[int]) -> tuple[Request, Strategy]:
-        """Return the request of some texts, and how it is answered."""
+    def request(self, rows: Sequence[int], device: torch.device | None = None) -> Request:
+        """Return the request of some texts in ids, by default on the model's device."""
         constraints = self.constraints_of(rows[0])
-        ids, segments = pad_rows([self.prompts[i] for i in rows], next(self.model.parameters()).device)
+        ids, segments = pad_rows([self.prompts[i] for i in rows], device or next(self.model.parameters()).device)
         ids, media, marks = read_media(self.task, ids, torch.full_like(ids, SEEN) if self.task.marked else None)
-        request = Request(
+        return Request(
             ids,
-            max_new_tokens=[self.budgets[i] for i in rows],
-            stop=self.stop_ids,
-            segments=segments,
+            [self.budgets[i] for i in rows],
+            self.strategy.model_copy(update={"prefix": constraints.prefix}),
+            self.stop_ids,
+            segments,
             marks=marks,
             media=media,
             seed=None if self.seeds is None else self.seeds[list(rows)],
@@ -351,7 +349,6 @@ class GenerationRequest:
             phrases=constraints.phrases,
             **self.settings,
         )
-        return request, self.strategy.model_copy(update={"prefix": constraints.prefix})
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------

@@ -113,9 +113,9 @@ class RewardedAnswers(SequenceToSequence):
         ids, segments = pad_rows(prompts, next(model.parameters()).device)
         budgets = [answer_budget(self, model, len(prompt), None, FROM_MODEL) for prompt in prompts]
         ends = self._ends(model)
-        request = Request(ids, max_new_tokens=budgets, stop=ends, segments=segments, seed=seeds)
+        request = Request(ids, budgets, FROM_MODEL, ends, segments, seed=seeds)
         with torch.autocast(ids.device.type, enabled=False):
-            out = run_sampling(model, request, FROM_MODEL)[:, ids.shape[1] :].tolist()
+            out = run_sampling(model, request)[:, ids.shape[1] :].tolist()
         rows = (row[:budget] for row, budget in zip(out, budgets, strict=True))
         return [row[: len(before_end(row, ends)) + 1] for row in rows]
 

@@ -48,4 +48,4 @@ class Nth(Strategy):
         def choose(history, logits):
             return ban(logits, logits > logits.topk(self.nth).values[:, -1:])
 
-        return run_sampling(model, replace(request, processors=[choose]), Sampling(filters=self.filters))
+        return run_sampling(model, replace(request, processors=[choose], strategy=Sampling(filters=self.filters)))

@@ -14,12 +14,12 @@ import anyformer as af
 from anyformer.config import Alibi, ConfigError, ModelConfig, Norm, Position, import_file, io
 from anyformer.config.cost import Cost
 from anyformer.explore.open_runs import OpenRun, Workspace
-from anyformer.generation.engine.request import Generation
 from anyformer.interop.gguf_export import to_gguf
 from anyformer.interop.hf_folder import to_hf
 from anyformer.recipe.ready.from_run import config_of_run
 from anyformer.testing.subject import model_with
 from tests import loop
+from tests.serve.mixed_requests import ask
 from tests.serve.test_engine import answer
 from tests.training.small import assert_same_run, pairs, run as train, stop_at
 
@@ -190,7 +190,7 @@ def test_they_are_served_and_refused_by_name_where_no_format_has_them(run: Path,
 
     async def served():
         async with af.Engine(loaded.model) as engine:
-            return await answer(engine, Generation(ids, 5))
+            return await answer(engine, ask(ids, 5))
 
     tokens, _ = loop.run(served())
     assert tokens == af.generate(loaded.model, torch.tensor([ids]), max_new_tokens=5)[0, 3:].tolist()

@@ -9,12 +9,13 @@ from torch import nn
 import anyformer as af
 from anyformer.config import ConfigError, Mixer, import_file
 from anyformer.generation import session
-from anyformer.generation.engine.request import Generation, Limits
+from anyformer.generation.engine.request import Limits
 from anyformer.kernels.conventions import Note
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import write_run
 from anyformer.testing.subject import built, model_with, random_ids
 from tests import loop
+from tests.serve.mixed_requests import ask
 
 FILE = Path(__file__).with_name("my_parts.py")
 BUNDLED = Path(af.__file__).parent / "explore" / "bundled_runs" / "sort"
@@ -72,7 +73,7 @@ def test_an_engine_without_a_cache() -> None:
 
     async def answers() -> list[list[int]]:
         async with af.Engine(model, Limits(cache="none")) as engine:
-            return [(await engine.complete(Generation(row, max_new_tokens=5))).ids for row in IDS.tolist()]
+            return [(await engine.complete(ask(row, max_new_tokens=5))).ids for row in IDS.tolist()]
 
     assert loop.run(answers()) == uncached(model)[:, 4:].tolist()
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anyformer.generation.engine.request import Generation, Limits
+from anyformer.generation.engine.request import Limits
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
 from tests import loop
-from tests.serve.mixed_requests import BUSY, MODELS, PAIR, VOCAB, answer_all, answer_each, build, draw_all
+from tests.serve.mixed_requests import BUSY, MODELS, PAIR, VOCAB, answer_all, answer_each, ask, build, draw_all
 
 COUNT = 200  # requests of each model
 # few pages, so that requests wait for them; small chunks, so that prompts are read in several
@@ -20,7 +21,7 @@ REPRODUCIBLE = Limits(
 )  # fmt: skip
 
 
-def with_log_probabilities(requests: list[Generation]) -> list[Generation]:
+def with_log_probabilities(requests: list[Request]) -> list[Request]:
     return [one if isinstance(one.strategy, Beam) else replace(one, top=2) for one in requests]
 
 
@@ -54,7 +55,7 @@ def test_late_tokens_do_not_depend_on_other_requests(name: str):
 def test_preempted_requests(name: str):
     """In fp32 with few pages, requests are preempted and read again; the tokens are those of each request alone."""
     model = build(name, "cuda")
-    long = [Generation((12 + i, 13, 14 + i), 48) for i in range(12)]  # each takes a third of the pages or more
+    long = [ask((12 + i, 13, 14 + i), 48) for i in range(12)]  # each takes a third of the pages or more
     requests = [*long, *draw_all(name, 30)]
     limits = PAIR if model.encoder else BUSY
     alone = loop.run(answer_each(model, requests, limits.model_copy(update={"reuse": False, "pages": 200})))
@@ -72,8 +73,7 @@ def test_graphs_of_all_shapes(name: str):
     """Every request is answered in full, whatever shapes its steps have."""
     model, rng = build(name, "cuda", torch.bfloat16), random.Random(2)
     requests = [
-        Generation(tuple(rng.randrange(10, VOCAB) for _ in range(rng.randint(1, 100))), rng.randint(1, 32))
-        for _ in range(40)
+        ask(tuple(rng.randrange(10, VOCAB) for _ in range(rng.randint(1, 100))), rng.randint(1, 32)) for _ in range(40)
     ]
     limits = Limits(max_rows=16, page_size=16, pages=128, chunk=64)
     for request, found in zip(requests, loop.run(answer_all(model, requests, limits))[0], strict=True):

@@ -11,9 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 import anyformer as af
 from anyformer.config import LoRA
-from anyformer.generation.engine.request import Completion, Generation, Limits, Token, UnknownModel
+from anyformer.generation.engine.request import Completion, Limits, Token, UnknownModel
+from anyformer.generation.request import Request
 from anyformer.generation.score import score
 from tests import loop
+from tests.serve.mixed_requests import ask
 from tests.serve.responsive import decoder
 
 
@@ -34,9 +36,9 @@ def expected(model: af.Transformer, ids: tuple[int, ...]) -> list[int]:
     return af.generate(model, torch.tensor([ids]), max_new_tokens=6)[0, len(ids) :].tolist()
 
 
-async def answers(engine: af.Engine, requests: list[tuple[Generation, str]]) -> list[list[int]]:
-    async def one(generation: Generation, model: str) -> list[int]:
-        return [event.id async for event in engine.submit(generation, model) if isinstance(event, Token)]
+async def answers(engine: af.Engine, requests: list[tuple[Request, str]]) -> list[list[int]]:
+    async def one(request: Request, model: str) -> list[int]:
+        return [event.id async for event in engine.submit(request, model) if isinstance(event, Token)]
 
     async with engine:
         return await asyncio.gather(*(one(*request) for request in requests))
@@ -50,7 +52,7 @@ def test_models_and_adapters_by_name():
         {"one": body, "two": other}, Limits(page_size=2), {"one": {"a": copy.deepcopy(first), "b": second}}
     )
     assert engine.models["one"].adapters == ("a", "b")
-    requests = [(Generation(ids, 6, adapter=name), "one") for name in (None, "a", "b")] + [(Generation(ids, 6), "two")]
+    requests = [(ask(ids, 6, adapter=name), "one") for name in (None, "a", "b")] + [(ask(ids, 6), "two")]
     assert loop.run(answers(engine, requests * 3)) == wanted * 3
     assert second.table(second.target).data_ptr() == body.table(body.target).data_ptr(), "the body is in memory once"
 
@@ -66,7 +68,7 @@ def test_pages_are_reused_by_the_same_weights_only(drawn: list[tuple[str | None,
     """One request after the other: each finds the pages of those that begin alike and had the same adapter."""
     body, size = decoder(), 2
     models = {None: body, "a": adapted(body, 3), "b": adapted(body, 4)}
-    requests = [Generation((first, *range(1, 9), last), 3, top=0, adapter=name) for name, first, last in drawn]
+    requests = [ask((first, *range(1, 9), last), 3, top=0, adapter=name) for name, first, last in drawn]
 
     async def answers() -> list[Completion]:
         adapters = {name: copy.deepcopy(model) for name, model in models.items() if name}
@@ -75,10 +77,11 @@ def test_pages_are_reused_by_the_same_weights_only(drawn: list[tuple[str | None,
 
     read: dict[str | None, list[list[int]]] = {name: [] for name in models}
     for request, found in zip(requests, loop.run(answers()), strict=True):
-        earlier = [count_common(request.ids[:-1], ids) for ids in read[request.adapter]]
+        ids = request.ids[0].tolist()
+        earlier = [count_common(ids[:-1], other) for other in read[request.adapter]]
         assert found.end.cached_tokens == max(earlier, default=0) // size * size
-        read[request.adapter].append([*request.ids, *found.ids[:-1]])
-        (expected,) = score(models[request.adapter], [[*request.ids, *found.ids]])
+        read[request.adapter].append([*ids, *found.ids[:-1]])
+        (expected,) = score(models[request.adapter], [[*ids, *found.ids]])
         assert [token.logprob for token in found.tokens] == pytest.approx(expected[-3:].tolist(), abs=1e-5)
 
 

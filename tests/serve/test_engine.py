@@ -7,24 +7,17 @@ import torch
 
 import anyformer as af
 from anyformer.generation.beam_search import beam_search
-from anyformer.generation.engine.request import (
-    Closing,
-    Finished,
-    Generation,
-    Limits,
-    QueueFull,
-    Token,
-    TooLong,
-    UnknownModel,
-)
+from anyformer.generation.engine.request import Closing, Finished, Limits, QueueFull, Token, TooLong, UnknownModel
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
 from tests import loop
+from tests.serve.mixed_requests import ask
 from tests.serve.responsive import decoder, pair
 from tests.strategies import VOCAB
 
 
-async def answer(engine: af.Engine, generation: Generation) -> tuple[list[int], Finished]:
-    events = [event async for event in engine.submit(generation)]
+async def answer(engine: af.Engine, request: Request) -> tuple[list[int], Finished]:
+    events = [event async for event in engine.submit(request)]
     end = events.pop()
     assert isinstance(end, Finished)
     return [event.id for event in events if isinstance(event, Token)], end
@@ -38,7 +31,7 @@ def test_answers_are_those_of_generate(make):
 
     async def run():
         async with af.Engine(model) as engine:
-            return await answer(engine, Generation(ids, 8, stop=stop))
+            return await answer(engine, ask(ids, 8, stop=stop))
 
     tokens, end = loop.run(run())
     assert tokens == expected
@@ -52,7 +45,7 @@ def test_search_returns_hypotheses():
 
     async def run():
         async with af.Engine(model) as engine:
-            return await engine.search(Generation(ids, 5, Beam(beams=3, n_best=2), stop=(7,)), n_best=2)
+            return await engine.search(ask(ids, 5, Beam(beams=3, n_best=2), stop=(7,)), n_best=2)
 
     for n, hypothesis in enumerate(loop.run(run())):
         assert hypothesis.ids == tuple(found.ids[0, n, 1 : 1 + int(found.lengths[0, n])].tolist())
@@ -67,7 +60,7 @@ def test_a_search_with_one_beam_is_greedy(penalty: float):
     async def run():
         async with af.Engine(model) as engine:
             strategy = Beam(beams=1, length_penalty=penalty)
-            return await asyncio.gather(*(engine.search(Generation(ids, 6, strategy, stop=(7, 2))) for ids in sources))
+            return await asyncio.gather(*(engine.search(ask(ids, 6, strategy, stop=(7, 2))) for ids in sources))
 
     for ids, (hypothesis,) in zip(sources, loop.run(run()), strict=True):
         found = beam_search(model, torch.tensor([ids]), beams=1, length_penalty=penalty, max_new_tokens=6, stop=(7, 2))
@@ -78,7 +71,7 @@ def test_a_search_with_one_beam_is_greedy(penalty: float):
 def test_closing_an_iterator_cancels_the_request():
     async def run():
         async with af.Engine(decoder()) as engine:
-            events = engine.submit(Generation((1, 2), 10_000))
+            events = engine.submit(ask((1, 2), 10_000))
             await anext(events)
             await events.aclose()
             while engine.stats()["model"].running:
@@ -94,25 +87,25 @@ def test_refusals():
     async def run():
         engine = af.Engine(decoder(), Limits(queue=1, max_prompt=4))
         with pytest.raises(Closing, match="not been started"):
-            engine.submit(Generation((1,), 1))
+            engine.submit(ask((1,), 1))
         engine.start()
         with pytest.raises(TooLong, match="prompt has 5 tokens"):
-            engine.submit(Generation((1,) * 5, 1))
+            engine.submit(ask((1,) * 5, 1))
         with pytest.raises(UnknownModel, match="known: model"):
-            engine.submit(Generation((1,), 1), model="other")
+            engine.submit(ask((1,), 1), model="other")
         with pytest.raises(af.ConfigError, match="seed"):
-            engine.submit(Generation((1,), 1, Sampling(), seed=3))
+            engine.submit(ask((1,), 1, Sampling(), seed=3))
         with pytest.raises(Exception, match=f"vocabulary has {VOCAB}"):
-            engine.submit(Generation((99,), 1))
+            engine.submit(ask((99,), 1))
 
         def fill() -> None:
             for _ in range(50):
-                engine.submit(Generation((1,), 10_000))
+                engine.submit(ask((1,), 10_000))
 
         with pytest.raises(QueueFull):
             fill()
         await engine.close(drain=False)
         with pytest.raises(Closing, match="shutting down"):
-            engine.submit(Generation((1,), 1))
+            engine.submit(ask((1,), 1))
 
     loop.run(run())

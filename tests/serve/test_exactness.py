@@ -4,23 +4,22 @@ import pytest
 
 import anyformer as af
 from anyformer.generation.beam_search import run_beam_search
-from anyformer.generation.engine.admission import as_request
 from anyformer.generation.engine.beams import hypotheses
-from anyformer.generation.engine.request import Generation, Limits
+from anyformer.generation.engine.request import Limits
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.generate import run_sampling
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from tests import loop
-from tests.serve.mixed_requests import BUSY, MODELS, PAIR, answer_all, build, draw_all
+from tests.serve.mixed_requests import BUSY, MODELS, PAIR, answer_all, ask, build, draw_all
 
 
-def alone(model: af.Transformer, generation: Generation):
-    request, strategy = as_request(generation), generation.strategy
-    if isinstance(strategy, Beam):
-        return hypotheses(run_beam_search(model, request, strategy))
-    ids = run_sampling(model, request, strategy)[0].tolist()
-    answer = ids[1 if model.encoder is not None else len(generation.ids) :]
-    ends = [i for i, id in enumerate(answer) if id in generation.stop]
+def alone(model: af.Transformer, request: Request):
+    if isinstance(request.strategy, Beam):
+        return hypotheses(run_beam_search(model, request))
+    ids = run_sampling(model, request)[0].tolist()
+    answer = ids[1 if model.encoder is not None else request.ids.shape[1] :]
+    ends = [i for i, id in enumerate(answer) if id in request.stop]
     return answer[: ends[0] + 1] if ends else answer
 
 
@@ -46,7 +45,7 @@ def test_answers_do_not_depend_on_other_requests(name: str):
 def test_requests_that_run_out_of_pages(late: bool):
     """Six answers of 11 pages in a cache of 23: some give their pages back, and are read again."""
     model = build("llama")
-    requests = [Generation((2 + i, 3, 4 + i), 40) for i in range(6)]
+    requests = [ask((2 + i, 3, 4 + i), 40) for i in range(6)]
     answers, stats = loop.run(answer_all(model, requests, BUSY.model_copy(update={"pages": 24}), late))
     assert stats.preemptions
     assert [[token.id for token in answer] for answer in answers] == [alone(model, request) for request in requests]

@@ -6,16 +6,18 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.generation.engine.request import Finished, Generation, Limits, Token
+from anyformer.generation.engine.request import Finished, Limits, Token
+from anyformer.generation.request import Request
 from anyformer.generation.score import score
 from tests import loop
+from tests.serve.mixed_requests import ask
 from tests.serve.responsive import decoder
 
 LIMITS = Limits(page_size=2, chunk=3, prefill_tokens=6)
 
 
-async def events(engine: af.Engine, generation: Generation) -> list:
-    return [event async for event in engine.submit(generation)]
+async def events(engine: af.Engine, request: Request) -> list:
+    return [event async for event in engine.submit(request)]
 
 
 def test_log_probabilities_are_those_of_score():
@@ -23,8 +25,8 @@ def test_log_probabilities_are_those_of_score():
 
     async def run():
         async with af.Engine(model, LIMITS) as engine:
-            await events(engine, Generation(ids, 2))  # its pages are not used: all of the prompt is scored
-            return await events(engine, Generation(ids, 4, top=2, prompt_logprobs=True))
+            await events(engine, ask(ids, 2))  # its pages are not used: all of the prompt is scored
+            return await events(engine, ask(ids, 4, top=2, prompt_logprobs=True))
 
     *tokens, end = loop.run(run())
     answer = [token.id for token in tokens]
@@ -39,7 +41,7 @@ def test_log_probabilities_are_those_of_score():
 def test_a_prompt_is_scored_without_an_answer():
     async def run():
         async with af.Engine(decoder(), LIMITS) as engine:
-            return await events(engine, Generation((3, 1, 4), 0, prompt_logprobs=True))
+            return await events(engine, ask((3, 1, 4), 0, prompt_logprobs=True))
 
     (end,) = loop.run(run())
     assert end.reason == "length"
@@ -59,8 +61,8 @@ def test_a_poisoned_request_fails_alone(late: bool):
         engine = af.Engine(model, LIMITS.model_copy(update={"pages": 16}))
         engine._servers["model"].overlaps = late
         async with engine:
-            bad = Generation((1, 2, poison, 3, 4, 5), 3, stop=stop)
-            good = Generation(ids, 5, stop=stop)
+            bad = ask((1, 2, poison, 3, 4, 5), 3, stop=stop)
+            good = ask(ids, 5, stop=stop)
             found = await asyncio.gather(*(events(engine, one) for one in (bad, good, good, bad) * 4))
             return [*found, await events(engine, good)]
 
@@ -85,8 +87,8 @@ def test_a_token_that_poisons_its_own_answer():
         engine = af.Engine(model, LIMITS)
         engine._servers["model"].overlaps = True
         async with engine:
-            found = await asyncio.gather(*(events(engine, Generation(one, 8)) for one in ids))
-            return found, await asyncio.gather(*(engine.complete(Generation(one, 8)) for one in ids))
+            found = await asyncio.gather(*(events(engine, ask(one, 8)) for one in ids))
+            return found, await asyncio.gather(*(engine.complete(ask(one, 8)) for one in ids))
 
     streamed, completed = loop.run(run())
     for expected, (*tokens, end), completion in zip(whole, streamed, completed, strict=True):
@@ -101,7 +103,7 @@ def test_cancelled_requests_leave_no_pages(late: bool):
         engine = af.Engine(decoder(), LIMITS)
         engine._servers["model"].overlaps = late
         async with engine:
-            answers = [engine.submit(Generation((1, 2, 3, n % 9), 500)) for n in range(12)]
+            answers = [engine.submit(ask((1, 2, 3, n % 9), 500)) for n in range(12)]
             await asyncio.gather(*(anext(answer) for answer in answers[:6]))
             for answer in answers:
                 await answer.aclose()

@@ -12,12 +12,14 @@ import pytest
 import anyformer as af
 from anyformer import presets
 from anyformer.generation.engine.adapters import share_body
-from anyformer.generation.engine.job import Item, Job, Outbox, TokenIds
+from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.request import Finished, Generation, Limits, Token
+from anyformer.generation.engine.request import Finished, Limits, Token
+from anyformer.generation.engine.sequence import Item, Sequence as Answering, TokenIds
 from anyformer.generation.engine.stats import Stats
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
-from tests.serve.mixed_requests import MODELS, build, draw
+from tests.serve.mixed_requests import MODELS, ask, build, draw
 from tests.serve.responsive import responsive
 from tests.serve.test_adapters import adapted
 
@@ -34,7 +36,7 @@ def models(name: str) -> tuple[af.Transformer, Adapters]:
 class Arrival:
     """A request, the step before which it arrives, and that before which it is cancelled, if it is."""
 
-    generation: Generation
+    request: Request
     step: int
     cancelled: int | None
     streams: bool
@@ -44,17 +46,17 @@ def draw_arrivals(rng: random.Random, count: int, waits: bool, pair: bool) -> li
     """Return requests of all kinds. `waits`: only those whose next token the host need not know."""
     found: list[Arrival] = []
     while len(found) < count:
-        generation = draw(rng)
-        if waits and (generation.constraint is not None or isinstance(generation.strategy, Beam)):
+        request = draw(rng)
+        if waits and (request.constraint is not None or isinstance(request.strategy, Beam)):
             continue
-        if not waits and not isinstance(generation.strategy, Beam) and rng.random() < 0.2:
-            generation = replace(generation, top=2, prompt_logprobs=rng.random() < 0.5)
+        if not waits and not isinstance(request.strategy, Beam) and rng.random() < 0.2:
+            request = replace(request, top=2, prompt_logprobs=rng.random() < 0.5)
         if pair:  # short sources, so that pages of answers run out first
-            generation = replace(generation, ids=generation.ids[-6:], prompt_logprobs=False)
-        generation = replace(generation, adapter=rng.choice((None, None, "a", "b")))
+            request = replace(request, ids=request.ids[:, -6:], prompt_logprobs=False)
+        request = replace(request, adapter=rng.choice((None, None, "a", "b")))
         step = rng.randrange(count)
         cancelled = step + rng.randrange(20) if rng.random() < 0.1 else None
-        found.append(Arrival(generation, step, cancelled, rng.random() < 0.5))
+        found.append(Arrival(request, step, cancelled, rng.random() < 0.5))
     return found
 
 
@@ -72,19 +74,19 @@ class Collector(Outbox):
 def serve(server: PagedServer, arrivals: Sequence[Arrival]) -> list[list[Item]]:
     """Return the events of each request."""
     out = Collector(len(arrivals))
-    jobs = [Job(one.generation, None, one.streams) for one in arrivals]
+    sequences = [Answering(one.request, streams=one.streams) for one in arrivals]
     step = 0
     while step <= max(one.step for one in arrivals) or server.busy:
-        for job, one in zip(jobs, arrivals, strict=True):
+        for sequence, one in zip(sequences, arrivals, strict=True):
             if one.step == step:
-                server.add(job)
-            job.cancelled = job.cancelled or one.cancelled == step
+                server.add(sequence)
+            sequence.cancelled = sequence.cancelled or one.cancelled == step
         server.step(out)
         step += 1
     assert server.pages.own.used == 0, "no page leaks"
     assert server.pages.source.used == 0
-    assert (out.stats.running, out.stats.started) == (0, len(jobs))
-    return [job.events for job in jobs]
+    assert (out.stats.running, out.stats.started) == (0, len(sequences))
+    return [sequence.events for sequence in sequences]
 
 
 def answer(events: Sequence[Item]) -> tuple[list[object], str]:
@@ -143,7 +145,7 @@ def test_requests_of_all_kinds(name: str) -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["read at once", "read late"])
 def test_an_answer_beside_one_that_cannot_wait(late: bool) -> None:
     """Tokens that were decoded ahead and those after them are delivered in order, in one piece and streamed."""
-    body, first = build("llama"), Generation((12, 30, 17), 24)
+    body, first = build("llama"), ask((12, 30, 17), 24)
     for streams in (False, True):
         arrivals = [Arrival(first, 0, None, streams), Arrival(replace(first, top=0, max_new_tokens=3), 6, None, True)]
         check(body, {}, Limits(pages=40), arrivals, late)
@@ -157,7 +159,7 @@ def test_more_requests_than_rows() -> None:
     """Thousands of requests, of which many end while others join; rows and tokens in flight are never too few."""
     model, rng = small_model(), random.Random(0)
     requests = [
-        Generation(tuple(rng.choices(range(31), k=rng.randint(1, 9))), rng.randint(1, 9), Sampling(), (3, 4, 5))
+        ask(tuple(rng.choices(range(31), k=rng.randint(1, 9))), rng.randint(1, 9), Sampling(), (3, 4, 5))
         for _ in range(3000)
     ]
     arrivals = [Arrival(request, 0, None, False) for request in requests]

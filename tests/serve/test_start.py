@@ -9,11 +9,11 @@ CODE = """
 import asyncio, sys
 import anyformer as af
 from anyformer import presets
-from anyformer.generation.engine.request import Generation
+from tests.serve.mixed_requests import ask
 
 async def main():
     async with af.Engine(af.Transformer(presets.vaswani(depth=1, width=16, heads=2, vocab=64))) as engine:
-        await engine.complete(Generation((3, 4, 5), 3))
+        await engine.complete(ask((3, 4, 5), 3))
 
 asyncio.run(main())
 unneeded = ("sympy", "torch._dynamo", "torch._inductor", "transformers", "fastapi")

@@ -11,13 +11,14 @@ from anyformer.cli import app
 from anyformer.config import ConfigError, Rotary, io
 from anyformer.config.rotary_scaling import Llama3Scaling, NoScaling, YarnScaling
 from anyformer.generation.engine.engine import Engine
-from anyformer.generation.engine.request import Generation, Limits, TooLong
+from anyformer.generation.engine.request import Limits, TooLong
 from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import Run, load, write_folder, write_model
 from anyformer.tasks.answer_budgets import TrainedLimit
 from tests import loop
 from tests.serve.http.served import TEMPLATE, serving_engine
+from tests.serve.mixed_requests import ask
 from tests.test_cli import refused
 from tests.test_generate import TOKENIZERS, writer
 from tests.training.small import CROPS, PADDED, run as train, text
@@ -126,7 +127,7 @@ def test_who_lacks_room_says_so(reproducible: bool) -> None:
     async def run() -> None:
         async with Engine(trained(context=None), Limits(reproducible=reproducible, pages=32)) as engine:
             with pytest.raises(TooLong, match="a reproducible engine has" if reproducible else "pages of the KV cache"):
-                engine.submit(Generation((1,) * 40_000, 30_000, Sampling()))
+                engine.submit(ask((1,) * 40_000, 30_000, Sampling()))
 
     loop.run(run())
 

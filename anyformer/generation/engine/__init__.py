@@ -6,17 +6,16 @@ beams           beam search of one request, whose rows share pages
 decode_batch    requests that decode one step ahead of the host, as arrays
 encoders        texts to vectors, labels, tags, numbers and fillings of masks, in batches across requests
 engine          `Engine`: requests from asyncio to the thread that runs the models, and events back
-job             a request inside the engine, and the delivery of its events
 offline         continuous batching of many texts in the caller's thread
+outbox          delivery of events to the event loops that wait for them
 paged_server    continuous batching over a paged KV cache: prefill, decode steps, preemption
 pages           pages on the host: reference counts, and beginnings of texts by hash
 pool            pages of a model: which models have a paged cache, sizes and number of pages
-readback        tokens that the host reads one step after they were chosen
-request         interface: requests, events, limits and errors
+request         interface: events, limits and errors
 rows            rows of one call of a model: their integers on the host, and the same as tensors
 runner          calls of a model on rows of its pool, replayed as CUDA graphs on a GPU
 sampler         choice of the next tokens of many requests
-sequence        state of a request that is being answered
+sequence        a request that is being answered: its tokens, its pages, and who waits for it
 sequence_pages  pages of requests: taken, shared, kept for reuse and returned
 serial          requests one after the other, for models whose state is not paged
 stats           counters, gauges and histograms of one model

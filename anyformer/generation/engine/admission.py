@@ -1,17 +1,16 @@
 """Checks of a request before it enters the queue, so that its caller gets the error at once."""
 
-import torch
-from torch import Tensor
+from dataclasses import fields
 
 from anyformer.config import IdInput
 from anyformer.generation.check import parse_ids
 from anyformer.generation.constraints.constraint import check_fit
-from anyformer.generation.engine.request import Generation, Limits, Model, TooLong, UnknownModel, Unsupported
+from anyformer.generation.engine.request import Limits, Model, TooLong, UnknownModel, Unsupported
 from anyformer.generation.request import Request, check_request
 from anyformer.generation.strategy import Beam
 from anyformer.nn.model import Transformer
 
-ANY_IDS = torch.zeros(1, 1, dtype=torch.long)  # of a request that is checked: ids are checked without a tensor
+SERVED = ("ids", "max_new_tokens", "strategy", "stop", "seed", "constraint", "top", "prompt_logprobs", "adapter")
 
 
 def limits_of(model: Transformer) -> tuple[int | None, int | None]:
@@ -32,61 +31,51 @@ def longest_text(model: Transformer, limits: Limits) -> int | None:
     return min((limit for limit in (positions, trained) if limit is not None), default=None)
 
 
-def check_generation(info: Model, model: Transformer, limits: Limits, generation: Generation) -> None:
+def check_served(info: Model, model: Transformer, limits: Limits, request: Request) -> None:
     """Raise the error of a request that this model cannot answer."""
     if not model.config.generates:
         raise Unsupported(
             f"{info.name}: this model does not generate text; it can {', '.join(info.kinds) or 'nothing'}"
         )
-    if generation.adapter is not None and generation.adapter not in info.adapters:
+    if request.adapter is not None and request.adapter not in info.adapters:
         known = f"known: {', '.join(info.adapters)}" if info.adapters else "the model is served without any"
-        raise UnknownModel(f"adapter {generation.adapter!r}: not served with {info.name}; {known}")
-    strategy = generation.strategy
-    check_request(model, _request(generation, ANY_IDS), strategy)
-    if generation.constraint is not None:
+        raise UnknownModel(f"adapter {request.adapter!r}: not served with {info.name}; {known}")
+    strategy = request.strategy
+    check_request(model, request)
+    if request.ids.dim() != 2 or len(request.ids) != 1:
+        raise Unsupported(f"ids have the shape {list(request.ids.shape)}: give [1, length], one prompt each")
+    for one in fields(request):
+        if one.name not in SERVED and getattr(request, one.name) != one.default:
+            raise Unsupported(f"{one.name} is not served: use `run.generate`")
+    if request.constraint is not None:
         assert info.vocabulary is not None
-        check_fit(generation.constraint, info.vocabulary, generation.stop)
-    _check_ids(info, model, generation)
-    _check_lengths(info, model, limits, generation)
+        check_fit(request.constraint, info.vocabulary, request.stop)
+    _check_ids(info, model, request)
+    _check_lengths(info, model, limits, request)
     if isinstance(strategy, Beam):
         if strategy.beams > min(limits.max_beams, limits.max_rows):
             most = min(limits.max_beams, limits.max_rows)
             raise Unsupported(f"beams = {strategy.beams}: the engine allows at most {most}")
-        if generation.top is not None or generation.prompt_logprobs:
+        if request.top is not None or request.prompt_logprobs:
             raise Unsupported("log-probabilities are of sampled answers: leave them out of a beam search")
-    if generation.prompt_logprobs and model.encoder is not None:
+    if request.prompt_logprobs and model.encoder is not None:
         raise Unsupported("prompt_logprobs: an encoder-decoder reads a source, which has no log-probabilities")
-    if generation.top is not None and not 0 <= generation.top <= (info.vocabulary or 0):
-        raise Unsupported(f"top = {generation.top}: must be from 0 to the size of the vocabulary, {info.vocabulary}")
+    if request.top is not None and not 0 <= request.top <= (info.vocabulary or 0):
+        raise Unsupported(f"top = {request.top}: must be from 0 to the size of the vocabulary, {info.vocabulary}")
 
 
-def as_request(generation: Generation, device: torch.device | None = None) -> Request:
-    """Return the request of `decoding` that asks for the same."""
-    return _request(generation, torch.tensor([generation.ids], dtype=torch.long, device=device))
-
-
-def _request(generation: Generation, ids: Tensor) -> Request:
-    return Request(
-        ids,
-        max_new_tokens=generation.max_new_tokens,
-        stop=generation.stop,
-        seed=generation.seed,
-        constraint=generation.constraint,
-    )
-
-
-def _check_ids(info: Model, model: Transformer, generation: Generation) -> None:
+def _check_ids(info: Model, model: Transformer, request: Request) -> None:
     tokens = model.config.source or model.config.target
     if not isinstance(tokens, IdInput):
         raise Unsupported(f"{info.name}: its encoder does not read tokens")
-    if not generation.ids:
+    if not request.ids.numel():
         raise Unsupported("the prompt is empty: give it at least one token, such as the start of a text")
-    if faults := parse_ids("ids", generation.ids, tokens.rows)[1]:
+    if faults := parse_ids("ids", request.ids[0].tolist(), tokens.rows)[1]:
         raise Unsupported(str(faults[0]))
 
 
-def _check_lengths(info: Model, model: Transformer, limits: Limits, generation: Generation) -> None:
-    read, new, pair = len(generation.ids), generation.max_new_tokens, model.encoder is not None
+def _check_lengths(info: Model, model: Transformer, limits: Limits, request: Request) -> None:
+    read, new, pair = request.ids.numel(), request.longest, model.encoder is not None
     what = "source" if pair else "prompt"
     if limits.max_prompt is not None and read > limits.max_prompt:
         raise TooLong(f"the {what} has {read} tokens, and the limit is {limits.max_prompt}")

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.beam_search import Hypotheses, Rules, Search, best_hypotheses, choose_top
-from anyformer.generation.engine.admission import as_request
-from anyformer.generation.engine.request import Generation, Hypothesis
+from anyformer.generation.engine.request import Hypothesis
 from anyformer.generation.logit_processors import History
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from anyformer.kernels.runtime import at_least_fp32
 
@@ -14,15 +14,15 @@ from anyformer.kernels.runtime import at_least_fp32
 class Beams:
     """The search of one prompt, begun by its logits [1, v]; `prompt` is what the decoder reads."""
 
-    def __init__(self, generation: Generation, prompt: tuple[int, ...], logits: Tensor):
-        strategy = generation.strategy
+    def __init__(self, request: Request, prompt: tuple[int, ...], logits: Tensor):
+        strategy = request.strategy
         assert isinstance(strategy, Beam)
         self.logits = at_least_fp32(logits).expand(strategy.beams, -1)
         self.ids = torch.tensor([prompt], device=logits.device).expand(strategy.beams, -1)
-        self.longest, self.prompt_length, self.steps = generation.max_new_tokens, len(prompt), 0
-        self.search = Search(strategy, 1, self.longest, generation.stop, self.logits)
+        self.longest, self.prompt_length, self.steps = request.longest, len(prompt), 0
+        self.search = Search(strategy, 1, self.longest, request.stop_ids, self.logits)
         self.search.begin([self.longest])
-        self.rules = Rules(self, as_request(generation, logits.device), strategy)
+        self.rules = Rules(self, request, strategy)
         self.rules.begin(self.search)
         self.choose(self.logits)
 

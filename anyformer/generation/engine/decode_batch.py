@@ -4,14 +4,34 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from anyformer.generation.engine.job import Outbox
-from anyformer.generation.engine.readback import Readback
+from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.rows import Row, StepRows
 from anyformer.generation.engine.sampler import is_greedy
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.sequence_pages import SequencePages
+
+
+class Readback:
+    """A choice on its way to the host: ids, and whether their logits were finite, int [2, n]."""
+
+    def __init__(self, both: Tensor):
+        self._event: torch.cuda.Event | None = None
+        self._host = both
+        if both.is_cuda:
+            self._host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+            self._host.copy_(both, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids, and whether their logits were finite."""
+        if self._event is not None:
+            self._event.synchronize()
+        ids, ok = self._host.numpy()
+        return ids, ok != 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +111,7 @@ class DecodeBatch:
     def _changed(self) -> None:
         self._live = np.ones(len(self.sequences), bool)
         self.greedy = bool(self.sequences) and is_greedy(self.sequences)
-        self.streams = any(sequence.job.streams for sequence in self.sequences)
+        self.streams = any(sequence.streams for sequence in self.sequences)
 
     def extend(self, pages: SequencePages) -> bool:
         """Give each row a page for its next token; return False if there are too few."""
@@ -130,7 +150,7 @@ class DecodeBatch:
                 if sequence.tables:  # otherwise it has ended
                     sequence.answer += ids
                     sequence.read = sequence.length - 1
-                    out.tokens(sequence.job, ids)
+                    out.tokens(sequence, ids)
 
 
 def _row(sequence: Sequence, newest: int | None) -> Row:
@@ -139,7 +159,7 @@ def _row(sequence: Sequence, newest: int | None) -> Row:
 
 
 def _stop_ids(sequences: List[Sequence]) -> np.ndarray:
-    stops = [sequence.generation.stop for sequence in sequences]
+    stops = [sequence.request.stop_ids for sequence in sequences]
     width = max(map(len, stops))
     if not width:
         return np.zeros((len(stops), 0), np.int64)

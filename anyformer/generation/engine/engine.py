@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from anyformer.generation.engine.adapters import share_body
-from anyformer.generation.engine.admission import check_generation, limits_of, longest_text
+from anyformer.generation.engine.admission import check_served, limits_of, longest_text
 from anyformer.generation.engine.encoders import EncodeServer, Scoring, TextJob
-from anyformer.generation.engine.job import Item, Job, Mailbox, Outbox, Server, TokenIds
+from anyformer.generation.engine.outbox import Outbox, Server
 from anyformer.generation.engine.paged_server import PagedServer
 from anyformer.generation.engine.pool import why_not_paged
 from anyformer.generation.engine.request import (
@@ -21,7 +21,6 @@ from anyformer.generation.engine.request import (
     Event,
     Failed,
     Finished,
-    Generation,
     Hypothesis,
     Limits,
     Model,
@@ -30,8 +29,10 @@ from anyformer.generation.engine.request import (
     UnknownModel,
     Unsupported,
 )
+from anyformer.generation.engine.sequence import Item, Mailbox, Sequence, TokenIds
 from anyformer.generation.engine.serial import SerialServer
 from anyformer.generation.engine.stats import Stats
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
 from anyformer.nn.model import Transformer
 from anyformer.nn.uncached import check_parts
@@ -44,7 +45,7 @@ class Engine:
     """Serves one run or several, by name.
 
         async with af.Engine(run) as engine:
-            async for event in engine.submit(Generation(ids, max_new_tokens=20)):
+            async for event in engine.submit(Request(ids, max_new_tokens=20)):
                 ...
 
     All models run in one thread, which the engine starts and ends. Its methods are for one event loop or several.
@@ -122,49 +123,49 @@ class Engine:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, generation: Generation, model: str | None = None) -> "Answer":
+    def submit(self, request: Request, model: str | None = None) -> "Answer":
         """Queue a request for a sampled or greedy answer; return its events: each `Token`, at last `Finished`.
 
         A request that cannot be answered raises here. Closing the iterator cancels the request.
         """
-        return Answer(self._enqueue(_sampled(generation), model))
+        return Answer(self._enqueue(_sampled(request), model))
 
-    async def complete(self, generation: Generation, model: str | None = None) -> Completion:
+    async def complete(self, request: Request, model: str | None = None) -> Completion:
         """Return a sampled or greedy answer at its end: faster than token by token."""
-        job = self._enqueue(_sampled(generation), model, streams=False)
+        sequence = self._enqueue(_sampled(request), model, streams=False)
         try:
-            *items, end = await job.receive()
+            *items, end = await _receive(sequence)
         finally:
-            job.cancelled = True  # no effect on a finished job
+            sequence.cancelled = True  # no effect once it has finished
         if isinstance(end, Exception):
             raise end
         assert isinstance(end, Finished)
         tokens = [item for item in items if isinstance(item, Token)]
         ids = [id for item in items for id in (item if isinstance(item, TokenIds) else (cast(Token, item).id,))]
-        return Completion(ids, end, tokens if generation.top is not None else [])
+        return Completion(ids, end, tokens if request.top is not None else [])
 
-    async def search(self, generation: Generation, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
+    async def search(self, request: Request, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
         """Return the `n_best` hypotheses of a beam search, best first."""
-        if not isinstance(generation.strategy, Beam):
+        if not isinstance(request.strategy, Beam):
             raise Unsupported("hypotheses are those of beam search: give beams")
-        if not 1 <= n_best <= generation.strategy.beams:
-            raise Unsupported(f"n_best = {n_best}: must be from 1 to the number of beams, {generation.strategy.beams}")
-        penalty = generation.strategy.length_penalty
-        if generation.strategy == Beam(beams=1, length_penalty=penalty):
-            return [await self._greedy(generation, penalty, model)]
-        job = self._enqueue(generation, model)
+        if not 1 <= n_best <= request.strategy.beams:
+            raise Unsupported(f"n_best = {n_best}: must be from 1 to the number of beams, {request.strategy.beams}")
+        penalty = request.strategy.length_penalty
+        if request.strategy == Beam(beams=1, length_penalty=penalty):
+            return [await self._greedy(request, penalty, model)]
+        sequence = self._enqueue(request, model)
         try:
-            item = (await job.receive())[-1]
+            item = (await _receive(sequence))[-1]
         finally:
-            job.cancelled = True  # no effect on a finished job
+            sequence.cancelled = True  # no effect once it has finished
         if isinstance(item, Finished):
             raise Failed(item.message or "the search was cancelled")
         assert isinstance(item, list)
         return cast(list[Hypothesis], item[:n_best])
 
-    async def _greedy(self, generation: Generation, penalty: float, model: str | None) -> Hypothesis:
+    async def _greedy(self, request: Request, penalty: float, model: str | None) -> Hypothesis:
         """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
-        ids, end, tokens = await self.complete(replace(generation, strategy=Sampling(), top=0), model)
+        ids, end, tokens = await self.complete(replace(request, strategy=Sampling(), top=0), model)
         if end.reason in ("error", "cancelled"):
             raise Failed(end.message or "the search was cancelled")
         total = sum(token.logprob or 0.0 for token in tokens)
@@ -207,14 +208,14 @@ class Engine:
             raise UnknownModel(f"{what}; known: {', '.join(self.models)}")
         return model
 
-    def _enqueue(self, generation: Generation, model: str | None, streams: bool = True) -> Job:
+    def _enqueue(self, request: Request, model: str | None, streams: bool = True) -> Sequence:
         name = self._find(model)
-        check_generation(self.models[name], self._bodies[name], self.limits, generation)
+        check_served(self.models[name], self._bodies[name], self.limits, request)
         server, mailbox = self._servers[name], _mailbox()
-        server.check(generation)
-        job = Job(generation, mailbox, streams)
-        self._send(lambda: server.add(job), server.stats)
-        return job
+        server.check(request)
+        sequence = Sequence(request, mailbox, streams)
+        self._send(lambda: server.add(sequence), server.stats)
+        return sequence
 
     def _send(self, command: Callable[[], None], queue: Stats | None = None) -> None:
         """Let the engine's thread call a function, and count a request of a queue."""
@@ -264,8 +265,8 @@ class Engine:
 class Answer:
     """The events of one request, as an async iterator; closing it cancels the request."""
 
-    def __init__(self, job: Job):
-        self._job, self._over = job, False
+    def __init__(self, sequence: Sequence):
+        self._sequence, self._over = sequence, False
         self._items: list[Event | Exception] = []  # delivered, the next one last
 
     def __aiter__(self) -> Self:
@@ -276,7 +277,7 @@ class Answer:
             raise StopAsyncIteration
         if not self._items:
             try:
-                self._items = _events(await self._job.receive())[::-1]
+                self._items = _events(await _receive(self._sequence))[::-1]
             except asyncio.CancelledError:
                 await self.aclose()
                 raise
@@ -288,7 +289,7 @@ class Answer:
 
     async def aclose(self) -> None:
         """Cancel the request, unless it has finished."""
-        self._over = self._job.cancelled = True
+        self._over = self._sequence.cancelled = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -309,12 +310,18 @@ def _events(items: list[Item]) -> list[Event | Exception]:
     return found
 
 
-def _sampled(generation: Generation) -> Generation:
-    if isinstance(generation.strategy, Beam):
+def _sampled(request: Request) -> Request:
+    if isinstance(request.strategy, Beam):
         raise Unsupported("beam search has no next token: use `search`")
-    if not generation.strategy.streams:
-        raise Unsupported(f"{generation.strategy.title} is not served yet: use `run.generate`")
-    return generation
+    if not request.strategy.streams:
+        raise Unsupported(f"{request.strategy.title} is not served yet: use `run.generate`")
+    return request
+
+
+async def _receive(sequence: Sequence) -> list[Item]:
+    """Return the next events of a mailbox, at least one."""
+    assert sequence.mailbox is not None
+    return await sequence.mailbox[1].get()
 
 
 def _mailbox() -> Mailbox:

@@ -1,11 +1,14 @@
 """Continuous batching of many texts in the caller's thread, without a queue of requests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence as List
 
-from anyformer.generation.engine.job import Job, Outbox
+import torch
+
+from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import NOT_FINITE, PagedServer
 from anyformer.generation.engine.pool import why_not_paged
-from anyformer.generation.engine.request import Finished, Generation, Hypothesis, Limits, Token, TooLong
+from anyformer.generation.engine.request import Finished, Hypothesis, Limits, Token, TooLong
+from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
@@ -31,15 +34,15 @@ class OfflineEngine:
 
     def decode(self, request: GenerationRequest) -> Iterator[list[FinishedAnswer]]:
         """Yield answers as they finish; for requests that pages do not support, by the batches of `request`."""
-        jobs = self._jobs(request) if self._supports(request) else None
-        if jobs is None:
+        sequences = self._sequences(request) if self._supports(request) else None
+        if sequences is None:
             yield from request.decoded()
             return
         assert self._server is not None
-        out = _Collector({job: FinishedAnswer(i, request.answer_text(i)) for i, job in jobs.items()}, request.stop)
+        out = _Collector({one: FinishedAnswer(i, request.answer_text(i)) for i, one in sequences.items()}, request.stop)
         try:
-            for job in jobs.values():
-                self._server.add(job)
+            for sequence in sequences.values():
+                self._server.add(sequence)
             while self._server.busy:
                 self._server.step(out)
                 if finished := out.take():
@@ -53,43 +56,29 @@ class OfflineEngine:
         plain = type(request.strategy) is Sampling and not request.settings and not request.constraints.phrases
         return plain and not task.marked and media_of(task) is None and why_not_paged(self.model) is None
 
-    def _jobs(self, request: GenerationRequest) -> dict[int, Job] | None:
-        """Return a job for each text that has a prompt, the longest first; None if one needs too many pages."""
+    def _sequences(self, request: GenerationRequest) -> dict[int, Sequence] | None:
+        """Return a sequence for each text that has a prompt, the longest first; None if one needs too many pages."""
         server = self._server = self._server or PagedServer(self.model, self.limits, {})
         server.pages.forget()  # beginnings of earlier texts
-        jobs: dict[int, Job] = {}
+        sequences: dict[int, Sequence] = {}
         for i in sorted(range(len(request.prompts)), key=lambda i: -len(request.prompts[i])):
             if not request.prompts[i]:
                 continue
-            generation = _generation(request, i)
+            sequences[i] = Sequence(request.request([i], torch.device("cpu")))
             try:
-                server.check(generation)
+                server.check(sequences[i].request)
             except TooLong:
                 return None
-            jobs[i] = Job(generation)
-        return jobs
-
-
-def _generation(request: GenerationRequest, i: int) -> Generation:
-    constraints = request.constraints_of(i)
-    assert isinstance(request.strategy, Sampling)
-    return Generation(
-        tuple(request.prompts[i]),
-        request.budgets[i],
-        request.strategy.model_copy(update={"prefix": constraints.prefix}),
-        request.stop_ids,
-        None if request.seeds is None else request.seeds[i : i + 1],
-        constraints.constraint,
-    )
+        return sequences
 
 
 class _Collector(Outbox):
     """Collects answers as text; a stop string ends one."""
 
-    def __init__(self, answers: dict[Job, FinishedAnswer], stop: Sequence[str]):
+    def __init__(self, answers: dict[Sequence, FinishedAnswer], stop: List[str]):
         super().__init__(Stats())
         self._answers, self._stop = answers, stop
-        self._ids: dict[Job, list[int]] = {job: [] for job in answers}
+        self._ids: dict[Sequence, list[int]] = {one: [] for one in answers}
         self._finished: list[FinishedAnswer] = []
 
     def take(self) -> list[FinishedAnswer]:
@@ -97,33 +86,33 @@ class _Collector(Outbox):
         finished, self._finished = self._finished, []
         return finished
 
-    def start(self, job: Job) -> None:
-        job.started = True
+    def start(self, sequence: Sequence) -> None:
+        sequence.started = True
 
-    def token(self, job: Job, token: Token) -> None:
-        self.tokens(job, [token.id])
+    def token(self, sequence: Sequence, token: Token) -> None:
+        self.tokens(sequence, [token.id])
 
     def count_step(self, tokens: int) -> None:
         pass
 
-    def tokens(self, job: Job, ids: list[int]) -> None:
-        self._ids[job] += ids
+    def tokens(self, sequence: Sequence, ids: list[int]) -> None:
+        self._ids[sequence] += ids
         if self._stop:
-            text = self._push(job)
-            job.cancelled = text.ended
+            text = self._push(sequence)
+            sequence.cancelled = text.ended
 
     def is_due(self) -> bool:
         return bool(self._stop)
 
-    def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
+    def finish(self, sequence: Sequence, end: Finished, found: List[Hypothesis] | None = None) -> None:
         if end.reason == "error" and end.message == NOT_FINITE:
-            self._ids[job].append(NONFINITE)
-        self._push(job)
-        self._finished.append(self._answers.pop(job))
-        del self._ids[job]
+            self._ids[sequence].append(NONFINITE)
+        self._push(sequence)
+        self._finished.append(self._answers.pop(sequence))
+        del self._ids[sequence]
 
-    def _push(self, job: Job) -> AnswerText:
-        text = self._answers[job].text
-        text.push(self._ids[job])
-        self._ids[job] = []
+    def _push(self, sequence: Sequence) -> AnswerText:
+        text = self._answers[sequence].text
+        text.push(self._ids[sequence])
+        self._ids[sequence] = []
         return text

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.engine.beams import Beams
-from anyformer.generation.engine.decode_batch import DecodeBatch, Step
-from anyformer.generation.engine.job import Job, Outbox
+from anyformer.generation.engine.decode_batch import DecodeBatch, Readback, Step
+from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.pages import count_pages_for
-from anyformer.generation.engine.readback import Readback
-from anyformer.generation.engine.request import Generation, Limits, Reason, Token, TooLong
+from anyformer.generation.engine.request import Limits, Reason, Token, TooLong
 from anyformer.generation.engine.rows import Row, StepRows
 from anyformer.generation.engine.runner import Runner, next_logits
 from anyformer.generation.engine.sampler import choose, score
 from anyformer.generation.engine.sequence import Sequence, on_device
 from anyformer.generation.engine.sequence_pages import SequencePages
 from anyformer.generation.engine.stats import Stats
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.substitute import substitute
@@ -63,11 +63,11 @@ class PagedServer:
     def busy(self) -> bool:
         return bool(self.waiting or self.prefilling or self.running)
 
-    def check(self, generation: Generation) -> None:
+    def check(self, request: Request) -> None:
         """Raise `TooLong` if a request would not fit into an empty pool."""
-        read, size, strategy = len(generation.ids), self.pages.size, generation.strategy
+        read, size, strategy = request.ids.shape[1], self.pages.size, request.strategy
         pair, rows = self.start is not None, strategy.beams if isinstance(strategy, Beam) else 1
-        tokens = (1 if pair else read) + generation.max_new_tokens
+        tokens = (1 if pair else read) + request.longest
         if self.limits.reproducible and (tokens > self.longest[0] or (pair and read > self.longest[1])):
             raise TooLong(f"{tokens} tokens of prompt and answer: a reproducible engine has {self.longest[0]} at most")
         needed, across = rows * count_pages_for(tokens, size), count_pages_for(read, size) if pair else 0
@@ -75,8 +75,9 @@ class PagedServer:
             if count > total:
                 raise TooLong(f"the request needs {count} pages of the KV cache, which has {total}")
 
-    def add(self, job: Job) -> None:
-        self.waiting.append(Sequence(job, self.start, self.device))
+    def add(self, sequence: Sequence) -> None:
+        sequence.begin(self.start, self.device)
+        self.waiting.append(sequence)
 
     @torch.no_grad()
     def step(self, out: Outbox) -> None:
@@ -93,7 +94,7 @@ class PagedServer:
         self.stats.pages_used = self.pages.own.used
 
     def _cancelled(self) -> list[Sequence]:
-        return list(filter(attrgetter("job.cancelled"), chain(self.waiting, self.prefilling, self.running)))
+        return list(filter(attrgetter("cancelled"), chain(self.waiting, self.prefilling, self.running)))
 
     # -- prefill ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class PagedServer:
             sequence = self.waiting.popleft()
             used += sequence.rows
             self.prefilling.append(sequence)
-            out.start(sequence.job)
+            out.start(sequence)
         if not self.prefilling or self.limits.reproducible:
             return self.prefilling[:1]
         chunk = self.limits.chunk
@@ -128,14 +129,14 @@ class PagedServer:
                 self._read_prompts(part, with_sources, out)
 
     def _read_prompts(self, sequences: List[Sequence], with_sources: bool, out: Outbox) -> None:
-        model = self.models[sequences[0].generation.adapter]
+        model = self.models[sequences[0].request.adapter]
         rows = [_row(s, s.tables[0], s.part(self.limits.chunk)) for s in sequences]
         hidden = self.runner.prefill(model, rows, with_sources)
         complete: list[int] = []
         for i, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
             before, sequence.read = sequence.read, sequence.read + len(row.new)
             sequence.has_source = True
-            if sequence.generation.prompt_logprobs and not sequence.answer:
+            if sequence.request.prompt_logprobs and not sequence.answer:
                 self._score_prompt(sequence, model, hidden[i, : len(row.new)], before)
             if sequence.read == sequence.length:
                 complete.append(i)
@@ -163,16 +164,16 @@ class PagedServer:
         for at in range(0, len(targets), SCORED_ROWS):
             ids = targets[at : at + SCORED_ROWS]
             logits = next_logits(model, hidden[at : at + len(ids)])
-            sequence.prompt_scores += score(logits, ids, sequence.generation.top or 0)
+            sequence.prompt_scores += score(logits, ids, sequence.request.top or 0)
 
     # -- decoding -----------------------------------------------------------------------------------------------------
 
     def _reserve(self) -> list[Sequence]:
         """Give each running request a page for its next token, the oldest first; return those that have one."""
         ready: list[Sequence] = []
-        for sequence in sorted(self.running, key=lambda s: s.job.arrived):
+        for sequence in sorted(self.running, key=lambda s: s.arrived):
             while sequence.tables and not self.pages.extend(sequence, sequence.read):
-                newest = max((*self.prefilling, *self.running), key=lambda s: s.job.arrived)
+                newest = max((*self.prefilling, *self.running), key=lambda s: s.arrived)
                 self._preempt(newest)
                 if newest is sequence:
                     break
@@ -196,8 +197,8 @@ class PagedServer:
         """Return whether the host need not know the newest tokens of the running requests before the next step."""
         if not self._joining:  # no request has been added to the batch
             return bool(self._batch or self._first)
-        adapter = self._joining[0].generation.adapter
-        return all(s.can_wait and s.generation.adapter == adapter for s in self.running)
+        adapter = self._joining[0].request.adapter
+        return all(s.can_wait and s.request.adapter == adapter for s in self.running)
 
     def _decode_ahead(self, out: Outbox) -> bool:
         """Run a step on tokens that may be known to the device only; then read its tokens, or those of the step before.
@@ -214,7 +215,7 @@ class PagedServer:
             return False
         step = None
         if batch:
-            model = self.models[batch.sequences[0].generation.adapter]
+            model = self.models[batch.sequences[0].request.adapter]
             found = self.runner.decode(model, batch.rows, batch.greedy)
             if not batch.greedy:
                 found = torch.stack(choose(batch.sequences, found[: len(batch)], batch.chosen))
@@ -257,7 +258,7 @@ class PagedServer:
     def _decode(self, sequences: List[Sequence], out: Outbox) -> None:
         if not sequences:
             return
-        model = self.models[sequences[0].generation.adapter]
+        model = self.models[sequences[0].request.adapter]
         rows = []
         for s in sequences:
             new = [[s.answer[-1]]] if s.beams is None else [[int(id)] for id in s.beams.ids[:, -1]]
@@ -294,7 +295,7 @@ class PagedServer:
         ids, ok = chosen.ids.tolist(), chosen.ok.tolist()
         tokens = _score_all(sequences, logits, ids, ok)
         for i, (sequence, id) in enumerate(zip(sequences, ids, strict=True)):
-            constraint = sequence.generation.constraint
+            constraint = sequence.request.constraint
             if constraint is not None and sequence.state is not None:
                 sequence.state = constraint.advance(sequence.state, chosen.ids[i : i + 1])
             self._append(sequence, id, ok[i], out, tokens.get(i))
@@ -305,14 +306,14 @@ class PagedServer:
             self._finish(sequence, out, "error", NOT_FINITE)
             return
         sequence.answer.append(id)
-        out.token(sequence.job, token or Token(id))
-        if id in sequence.generation.stop or sequence.left == 0:
+        out.token(sequence, token or Token(id))
+        if id in sequence.request.stop_ids or sequence.left == 0:
             self._finish_answer(sequence, out)
 
     def _search(self, sequence: Sequence, logits: Tensor, out: Outbox) -> None:
         """Advance a beam search; its rows then share the pages of those that they continue."""
         if sequence.beams is None:
-            sequence.beams = Beams(sequence.generation, sequence.prompt, logits)
+            sequence.beams = Beams(sequence.request, sequence.prompt, logits)
         else:
             sequence.beams.choose(logits)
         if sequence.beams.is_over:
@@ -324,7 +325,7 @@ class PagedServer:
 
     def _finish_answer(self, sequence: Sequence, out: Outbox) -> None:
         """End an answer that has its last token."""
-        ended, constraint = sequence.answer[-1] in sequence.generation.stop, sequence.generation.constraint
+        ended, constraint = sequence.answer[-1] in sequence.request.stop_ids, sequence.request.constraint
         if ended and constraint is not None and sequence.state is not None and not constraint.accepting(sequence.state):
             self._finish(sequence, out, "error", DEAD_END)
         else:
@@ -340,7 +341,7 @@ class PagedServer:
         if reason in ("stop", "length") and sequence.beams is None:
             self.pages.remember(sequence)
         self.pages.release(sequence, clean=reason in ("stop", "length"))
-        out.finish(sequence.job, sequence.end(reason, message), found)
+        out.finish(sequence, sequence.end(reason, message), found)
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a request out of its queue."""
@@ -372,8 +373,8 @@ def _score_all(sequences: List[Sequence], logits: Tensor, ids: list[int], ok: li
     """Return the tokens, by row, of the requests that want log-probabilities; those of equal `top` in one call."""
     groups: dict[int, list[int]] = {}
     for i, sequence in enumerate(sequences):
-        if sequence.generation.top is not None and ok[i]:
-            groups.setdefault(sequence.generation.top, []).append(i)
+        if sequence.request.top is not None and ok[i]:
+            groups.setdefault(sequence.request.top, []).append(i)
     found: dict[int, Token] = {}
     for top, rows in groups.items():
         found.update(zip(rows, score(logits[rows], [ids[i] for i in rows], top), strict=True))
@@ -388,5 +389,5 @@ def _by_model(sequences: Iterable[Sequence]) -> list[list[Sequence]]:
     """Group requests by adapter: each has weights of its own."""
     groups: dict[str | None, list[Sequence]] = {}
     for sequence in sequences:
-        groups.setdefault(sequence.generation.adapter, []).append(sequence)
+        groups.setdefault(sequence.request.adapter, []).append(sequence)
     return list(groups.values())

@@ -1,14 +1,10 @@
-"""Interface of the engine: requests, the events that answer them, limits and errors."""
+"""Interface of the engine: the events that answer a `Request`, limits and errors."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-from torch import Tensor
 
 from anyformer.config.spec import Flag, Fraction, Size, Spec
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.generation.constraints.constraint import Constraint
-from anyformer.generation.strategy import Beam, Sampling
 from anyformer.runs.run import Run
 
 Reason = Literal["stop", "length", "cancelled", "error"]
@@ -36,30 +32,6 @@ class Limits(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     int8: Flag = False  # store keys and values as 8-bit integers
     # none: nothing is stored, and texts are read again with each token, one request after the other
     cache: Literal["auto", "none"] = "auto"
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One prompt to continue, or the source of an encoder-decoder to answer, in ids.
-
-    max_new_tokens: the budget; 0 only scores the prompt.
-    stop: ids that end the answer.
-    seed: of sampling, or a tensor [1] of one that was derived from another; None: random.
-    constraint: an automaton that the answer meets.
-    top: log-probabilities. None: none; 0: of the tokens of the answer; n: also of the n most probable tokens.
-    prompt_logprobs: also return the log-probabilities of the prompt's tokens.
-    adapter: name of the LoRA adapter; None: the model itself.
-    """
-
-    ids: tuple[int, ...]
-    max_new_tokens: int
-    strategy: Sampling | Beam = field(default_factory=Sampling)
-    stop: tuple[int, ...] = ()
-    seed: int | Tensor | None = None
-    constraint: Constraint | None = None
-    top: int | None = None
-    prompt_logprobs: bool = False
-    adapter: str | None = None
 
 
 class Token(NamedTuple):

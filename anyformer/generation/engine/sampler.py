@@ -71,7 +71,7 @@ def _choose(options: Options, sequences: List[Sequence], logits: Tensor, steps: 
 
 
 def _allowed(sequence: Sequence) -> Tensor:
-    constraint, state = sequence.generation.constraint, sequence.state
+    constraint, state = sequence.request.constraint, sequence.state
     assert constraint is not None
     assert state is not None
     return constraint.allowed_within(state, torch.full_like(state, sequence.left))

@@ -1,5 +1,7 @@
-"""The state of a request that is being answered: its tokens, its pages, and how far it was read."""
+"""A request that is being answered: who waits for it, its tokens, its pages, and how far it was read."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.generation.engine.job import Job
 from anyformer.generation.engine.pages import chain
-from anyformer.generation.engine.readback import can_wait
-from anyformer.generation.engine.request import Finished, Reason, Token
+from anyformer.generation.engine.request import Event, Finished, Hypothesis, Reason, Token
 from anyformer.generation.generate import seeds_of
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
 
 if TYPE_CHECKING:
@@ -39,33 +40,51 @@ def _one(options: Options) -> Options:
     return options
 
 
-class Sequence:
-    """One request. It has one row, or one per beam, all with the same number of tokens in the cache."""
+class TokenIds(list[int]):
+    """Tokens without log-probabilities: one object of Python for many of them."""
 
-    def __init__(self, job: Job, start: int | None, device: torch.device):
-        generation = job.generation
-        self.job, self.generation = job, generation
-        pair = start is not None
-        self.source: tuple[int, ...] = generation.ids if pair else ()
-        self.prompt: tuple[int, ...] = (start,) if start is not None else generation.ids  # as the decoder reads it
+
+Item = Event | TokenIds | list[Hypothesis] | Exception
+Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[list[Item]]"]
+
+
+class Sequence:
+    """One request. It has one row, or one per beam, all with the same number of tokens in the cache.
+
+    Without `streams`, all events are delivered at the end. Without a mailbox, an outbox collects them itself.
+    """
+
+    def __init__(self, request: Request, mailbox: Mailbox | None = None, streams: bool = True):
+        self.request, self.mailbox, self.streams = request, mailbox, streams
+        self.events: list[Item] = []  # not delivered yet
+        self.arrived, self.newest = time.perf_counter(), 0.0
+        self.started = self.cancelled = False  # a cancelled one is dropped at the next step
+        self.cached = 0  # tokens of the prompt that earlier requests had read
+        self.prompt_scores: list[Token] = []
+
+    def begin(self, start: int | None, device: torch.device) -> None:
+        """Enter the queue of a paged server. `start`: what the decoder of a model with an encoder reads first."""
+        request, strategy, pair = self.request, self.request.strategy, start is not None
+        given, constraint = tuple(request.ids[0].tolist()), request.constraint
+        self.source: tuple[int, ...] = given if pair else ()
+        self.prompt: tuple[int, ...] = given if start is None else (start,)  # as the decoder reads it
         self.answer: list[int] = []
-        self.can_wait = can_wait(generation)  # whether a step may be run before the newest token is known
+        self.budget = request.longest
+        plain = constraint is None and request.top is None and self.left > 0
+        # whether a step may be run before the newest token is known
+        self.can_wait = plain and strategy.streams and not strategy.reads_tokens
         self.tables: list[list[int]] = []  # pages of each row
         self.source_pages: list[int] = []
         self.read = 0  # tokens of each row in the cache
         self.has_source = not pair  # whether the cache holds the source
-        self.cached = 0  # tokens of the prompt that earlier requests had read
-        self.prompt_scores: list[Token] = []
         self.beams: Beams | None = None
-        strategy = generation.strategy
         self.rows = strategy.beams if isinstance(strategy, Beam) else 1  # that it takes while it decodes
         self.seed = 0
         self.options: Options | None = None  # None in a beam search
-        if not isinstance(strategy, Beam):
-            self.options = _one(Options(strategy, generation.stop, generation.constraint is not None))
+        if isinstance(strategy, Sampling):
+            self.options = _one(Options(strategy, request.stop_ids, constraint is not None))
             if strategy.temperature:
-                self.seed = int(seeds_of(generation.seed, 1, torch.device("cpu")))
-        constraint = generation.constraint
+                self.seed = int(seeds_of(request.seed, 1, torch.device("cpu")))
         self.state = None if constraint is None else torch.tensor([constraint.start()], device=device)
 
     @property
@@ -80,11 +99,11 @@ class Sequence:
     @property
     def left(self) -> int:
         """Tokens of the budget that are left."""
-        return self.generation.max_new_tokens - len(self.answer)
+        return self.budget - len(self.answer)
 
     def keys(self, size: int) -> Iterator[bytes]:
         """Yield the hashes of its full pages."""
-        return chain(self.ids, size, self.generation.adapter or "")
+        return chain(self.ids, size, self.request.adapter or "")
 
     def next_size(self, chunk: int) -> int:
         """Return how many tokens of the prompt, or of the source, the next prefill call reads."""
@@ -95,4 +114,4 @@ class Sequence:
         return self.ids[self.read : self.read + chunk]
 
     def end(self, reason: Reason, message: str = "") -> Finished:
-        return Finished(reason, len(self.generation.ids), self.cached, tuple(self.prompt_scores), message)
+        return Finished(reason, self.request.ids.shape[1], self.cached, tuple(self.prompt_scores), message)

@@ -28,7 +28,7 @@ class SequencePages:
         self.own.share(known)
         tokens, margin = sequence.length + 1, used  # each row that decodes soon needs a page
         if self.limits.reproducible:  # never preempted: read again, its tokens would be rounded differently
-            tokens = len(sequence.prompt) + sequence.generation.max_new_tokens
+            tokens = len(sequence.prompt) + sequence.budget
             beams = (sequence.rows - 1) * count_pages_for(tokens, self.size)
             margin = sum(self._promised.values()) + beams
         needed = count_pages_for(tokens, self.size) - len(known)
@@ -48,7 +48,7 @@ class SequencePages:
 
     def _find(self, sequence: Sequence) -> list[int]:
         """Return the pages of its beginning that are in the cache. The last token is always read, for its logits."""
-        if not self.limits.reuse or sequence.source or sequence.generation.prompt_logprobs:
+        if not self.limits.reuse or sequence.source or sequence.request.prompt_logprobs:
             return []
         most = (sequence.length - 1) // self.size
         known = self.own.find(key for key, _ in zip(sequence.keys(self.size), range(most), strict=False))

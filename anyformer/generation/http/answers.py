@@ -6,9 +6,10 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from anyformer.generation.engine.engine import Answer
-from anyformer.generation.engine.request import Event, Finished, Generation, Token
+from anyformer.generation.engine.request import Event, Finished, Token
 from anyformer.generation.http.errors import ApiError
 from anyformer.generation.http.service import ServedRun, Service
+from anyformer.generation.request import Request
 from anyformer.tasks.text_stream import IncrementalDecoder, StopStrings
 
 NO_RESULT = {"error": 500, "cancelled": 503}  # status of a response without an answer
@@ -33,12 +34,12 @@ class Piece(NamedTuple):
 class Choice:
     """One answer that grows: its text up to a stop string, and its tokens."""
 
-    def __init__(self, run: ServedRun, generation: Generation, stop: Sequence[str], *, alone: bool, echo: bool = False):
+    def __init__(self, run: ServedRun, request: Request, stop: Sequence[str], *, alone: bool, echo: bool = False):
         """The text of an answer that stands `alone` begins without the space that some tokenizers write."""
-        self.run, self.generation = run, generation
-        before = [] if alone else list(generation.ids)
+        self.run, self.request, self.ids = run, request, request.ids[0].tolist()
+        before = [] if alone else self.ids
         self._decoder, self._stops = IncrementalDecoder(run.tokenizer, before), StopStrings(stop)
-        self.echoed = run.tokenizer.decode(generation.ids) if echo else ""
+        self.echoed = run.tokenizer.decode(self.ids) if echo else ""
         self._offset = self._released = len(self.echoed)
         self._pending: list[Spelled] = []
         self.tokens = 0
@@ -54,7 +55,7 @@ class Choice:
         if self.stopped:
             return "", ()
         self.tokens += 1
-        if token.id in self.generation.stop:
+        if token.id in self.request.stop_ids:
             return "", ()
         text = self._decoder.push([token.id])
         self._pending.append(Spelled(token, self._offset))
@@ -76,7 +77,7 @@ class Choice:
 
     def prompt_tokens(self) -> tuple[Spelled, ...]:
         """Return the tokens of the prompt with their log-probabilities, after the end."""
-        ids, known = self.generation.ids, self.end.prompt_logprobs if self.end else ()
+        ids, known = self.ids, self.end.prompt_logprobs if self.end else ()
         decoder, offset, spelled = IncrementalDecoder(self.run.tokenizer), 0, []
         for token in (Token(ids[0]), *known):
             spelled.append(Spelled(token, offset))
@@ -95,7 +96,7 @@ class Answers:
     async def __aenter__(self) -> "Answers":
         async with AsyncExitStack() as stack:
             for choice in self.choices:
-                answer = self._service.engine.submit(choice.generation, choice.run.model.name)
+                answer = self._service.engine.submit(choice.request, choice.run.model.name)
                 stack.push_async_callback(answer.aclose)
                 self._events.append(answer)
             self._stack = stack.pop_all()
@@ -113,9 +114,9 @@ class Answers:
                 continue
             if isinstance(event, Token):
                 text, tokens = choice.push(event)
-                if choice.stopped and not choice.generation.prompt_logprobs:
+                if choice.stopped and not choice.request.prompt_logprobs:
                     await self._events[i].aclose()
-                    event = Finished("stop", len(choice.generation.ids))
+                    event = Finished("stop", len(choice.ids))
                 elif text or tokens:
                     yield Piece(i, text, tokens)
                     continue

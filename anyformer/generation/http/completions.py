@@ -6,19 +6,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
+import torch
 from fastapi import FastAPI
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from anyformer.generation.engine.request import Generation
 from anyformer.generation.http import replies
 from anyformer.generation.http.answers import Answers, Choice, Piece, Spelled
 from anyformer.generation.http.bodies import ChatBody, CompletionBody, GenerationBody, http_names, with_filters
 from anyformer.generation.http.errors import ApiError, dump, json_response, of_exception
 from anyformer.generation.http.service import ServedRun, Service, unless_gone
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Sampling, owner_of
 from anyformer.tasks.generation import stands_alone
 from anyformer.tasks.generation_defaults import NEVER
@@ -122,7 +124,7 @@ def _finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB)
 
 
-# -- from a request to generations ------------------------------------------------------------------------------------
+# -- from a body to requests of the engine ----------------------------------------------------------------------------
 
 
 async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -> list[Choice]:
@@ -141,18 +143,18 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
         sampling = _sampling(run, body, most)
         scored = body.echo and body.logprobs is not None
         for i in range(body.n):
-            generation = Generation(
-                tuple(ids),
+            request = Request(
+                torch.tensor([ids]),
                 most,
                 sampling,
                 stop,
-                _seed(body, sampling, i),
-                constraints[kind],
-                body.logprobs,
-                scored,
-                run.adapter,
+                seed=_seed(body, sampling, i),
+                constraint=constraints[kind],
+                top=body.logprobs,
+                prompt_logprobs=scored,
+                adapter=run.adapter,
             )
-            choices.append(Choice(run, generation, _stops(body), alone=kind, echo=body.echo))
+            choices.append(Choice(run, request, _stops(body), alone=kind, echo=body.echo))
     return choices
 
 
@@ -169,11 +171,9 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     constraint = await service.constraint(run, body, stop, alone=True)
     top = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(run, body, most)
-    generations = [
-        Generation(tuple(ids), most, sampling, stop, _seed(body, sampling, i), constraint, top, adapter=run.adapter)
-        for i in range(body.n)
-    ]
-    return [Choice(run, generation, _stops(body), alone=True) for generation in generations]
+    request = Request(torch.tensor([ids]), most, sampling, stop, constraint=constraint, top=top, adapter=run.adapter)
+    requests = (replace(request, seed=_seed(body, sampling, i)) for i in range(body.n))
+    return [Choice(run, one, _stops(body), alone=True) for one in requests]
 
 
 async def _prompts(service: Service, run: ServedRun, body: CompletionBody) -> Sequence[Sequence[int]]:
@@ -251,14 +251,14 @@ async def at_once(service: Service, choices: Sequence[Choice], form: Format) -> 
             reasons[piece.choice] = piece.finished or "stop"
     made = []
     for i, choice in enumerate(choices):
-        before = choice.prompt_tokens() if choice.generation.prompt_logprobs else ()
+        before = choice.prompt_tokens() if choice.request.prompt_logprobs else ()
         made.append(form.choice(i, texts[i], (*before, *tokens[i]), reasons[i]))
     return json_response(form.whole(made, usage_of(choices, form.body.n)))
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
     """Return the numbers of tokens; a prompt counts once for its `n` answers."""
-    prompt = sum(len(choice.generation.ids) for choice in choices[::n])
+    prompt = sum(len(choice.ids) for choice in choices[::n])
     new = sum(choice.tokens for choice in choices)
     cached = sum(choice.end.cached_tokens for choice in choices[::n] if choice.end)
     return {
@@ -284,7 +284,7 @@ class EventStream(Response):
         async with self._stack:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with suppress(ClientDisconnect):
-                await unless_gone(Request(scope, receive), self._send_all(send))
+                await unless_gone(HttpRequest(scope, receive), self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         try:
@@ -331,7 +331,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
         200: {"content": {"text/event-stream": {}}, "description": "The answers; with `stream`, as events."}
     }
 
-    async def answer(request: Request, choices: Sequence[Choice], form: Format) -> Response:
+    async def answer(request: HttpRequest, choices: Sequence[Choice], form: Format) -> Response:
         if form.body.stream_options is not None and not form.body.stream:
             raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
         if not form.body.stream:
@@ -351,14 +351,14 @@ def add_completions(app: FastAPI, service: Service) -> None:
         return add
 
     @post("/v1/completions", CompletionBody, replies.Completion)
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(body: CompletionBody, request: HttpRequest) -> Response:
         """Continue prompts; an encoder–decoder answers them."""
         run = service.find(body.model, "generate")
         choices = await unless_gone(request, text_choices(service, run, body))
         return await answer(request, choices, TextFormat(run, body))
 
     @post("/v1/chat/completions", ChatBody, replies.ChatCompletion)
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def chat(body: ChatBody, request: HttpRequest) -> Response:
         """Answer a conversation, by a model whose tokenizer has a chat template."""
         run = service.find(body.model, "generate")
         choices = await unless_gone(request, chat_choices(service, run, body))

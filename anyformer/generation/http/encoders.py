@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from fastapi import FastAPI
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from anyformer.generation.engine.request import Generation
 from anyformer.generation.http import replies
 from anyformer.generation.http.bodies import (
     EmbeddingBody,
@@ -24,6 +24,7 @@ from anyformer.generation.http.bodies import (
 )
 from anyformer.generation.http.errors import ApiError, json_response
 from anyformer.generation.http.service import ServedRun, Service, unless_gone
+from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from anyformer.tasks.answer_budgets import answer_budget
 from anyformer.tasks.metrics import spans
@@ -91,8 +92,8 @@ async def translate(service: Service, run: ServedRun, body: TranslateBody) -> Re
             return []  # a blank text
         context = service.engine.limits.context
         budget = answer_budget(run.writer, run.run.model, len(ids), body.max_tokens, strategy, context)
-        generation = Generation(tuple(ids), budget, strategy, run.stop, adapter=run.adapter)
-        found = await service.engine.search(generation, body.n_best, run.model.name)
+        request = Request(torch.tensor([ids]), budget, strategy, run.stop, adapter=run.adapter)
+        found = await service.engine.search(request, body.n_best, run.model.name)
         tokens += sum(len(hypothesis.ids) for hypothesis in found)
         return [{"text": run.tokenizer.decode(h.ids), "score": h.score} for h in found]
 
@@ -135,7 +136,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
 
     @app.post("/v1/embeddings", response_model=replies.Embeddings, tags=["OpenAI"])
-    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+    async def embeddings(body: EmbeddingBody, request: HttpRequest) -> Response:
         """Return a vector of each text."""
         run, texts = service.find(body.model, "embed"), as_list(body.input)
         run.check_texts(texts, "input")
@@ -154,7 +155,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         return listed(run, data, {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count})
 
     @app.post("/v1/classify", response_model=replies.Classifications, tags=["Encoders"])
-    async def classify(body: InputBody, request: Request) -> Response:
+    async def classify(body: InputBody, request: HttpRequest) -> Response:
         """Return the label of each text, and the probability of every label."""
         run, texts = service.find(body.model, "classify"), as_list(body.input)
         run.check_texts(texts, "input")
@@ -169,7 +170,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         return listed(run, data, {"texts": len(texts)})
 
     @app.post("/v1/tag", response_model=replies.Taggings, tags=["Encoders"])
-    async def tag(body: TagBody, request: Request) -> Response:
+    async def tag(body: TagBody, request: HttpRequest) -> Response:
         """Return the label of each word, and spans where labels are B-x, I-x and O."""
         run = service.find(body.model, "tag")
         given: Sequence[str | list[str]] = [body.input] if isinstance(body.input, str) else body.input
@@ -179,7 +180,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         return listed(run, [_tagging(run, i, item) for i, item in enumerate(found)], {"texts": len(texts)})
 
     @app.post("/v1/fill-mask", response_model=replies.FilledTexts, tags=["Encoders"])
-    async def fill_mask(body: FillMaskBody, request: Request) -> Response:
+    async def fill_mask(body: FillMaskBody, request: HttpRequest) -> Response:
         """Return the most probable tokens at each mask of a text."""
         run, texts = service.find(body.model, "fill_mask"), as_list(body.input)
         run.check_texts(texts, "input")
@@ -197,7 +198,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         return listed(run, data, {"texts": len(texts)})
 
     @app.post("/v1/score", response_model=replies.Scores, tags=["Encoders"])
-    async def score(body: ScoreBody, request: Request) -> Response:
+    async def score(body: ScoreBody, request: HttpRequest) -> Response:
         """Return a score of each pair of texts; one text is compared with all of several."""
         run = service.find(body.model, *PAIR_KINDS)
         left, right = as_list(body.text_1), as_list(body.text_2)
@@ -212,7 +213,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         return listed(run, data, {"texts": len(pairs)})
 
     @app.post("/v1/rerank", response_model=replies.Ranking, tags=["Encoders"])
-    async def rerank(body: RerankBody, request: Request) -> Response:
+    async def rerank(body: RerankBody, request: HttpRequest) -> Response:
         """Return the documents in the order of their scores with a query."""
         run = service.find(body.model, *PAIR_KINDS)
         run.check_texts([body.query, *body.documents], "documents")
@@ -228,7 +229,7 @@ def add_encoders(app: FastAPI, service: Service) -> None:
         return json_response({**named, "results": results, "usage": {"texts": len(pairs)}})
 
     @app.post("/v1/translate", response_model=replies.TranslationList, tags=["Translation"])
-    async def translate_texts(body: TranslateBody, request: Request) -> Response:
+    async def translate_texts(body: TranslateBody, request: HttpRequest) -> Response:
         """Return the n-best translations of each text by beam search, with their scores."""
         run = service.find(body.model, "search")
         if run.writer.continues:

@@ -1,41 +1,17 @@
-"""A request inside the engine, and the delivery of its events to the event loops that wait for them."""
+"""Delivery of the events of requests to the event loops that wait for them."""
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence as List
 from typing import Protocol
 
-from anyformer.generation.engine.request import Event, Finished, Generation, Hypothesis, Token
+from anyformer.generation.engine.request import Finished, Hypothesis, Token
+from anyformer.generation.engine.sequence import Item, Sequence, TokenIds
 from anyformer.generation.engine.stats import Stats
+from anyformer.generation.request import Request
 
-
-class TokenIds(list[int]):
-    """Tokens without log-probabilities: one object of Python for many of them."""
-
-
-Item = Event | TokenIds | list[Hypothesis] | Exception
-Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[list[Item]]"]
 PATIENCE = 0.02  # seconds between two deliveries of tokens
-
-
-class Job:
-    """A generation request with its mailbox and times.
-
-    Without `streams`, all events are delivered at the end. A job without a mailbox is for an outbox that collects the
-    events itself.
-    """
-
-    def __init__(self, generation: Generation, mailbox: Mailbox | None = None, streams: bool = True):
-        self.generation, self.mailbox, self.streams = generation, mailbox, streams
-        self.events: list[Item] = []  # not delivered yet
-        self.arrived, self.newest = time.perf_counter(), 0.0
-        self.started = self.cancelled = False  # a cancelled job is dropped at the next step
-
-    async def receive(self) -> list[Item]:
-        """Return the next events of the mailbox, at least one."""
-        assert self.mailbox is not None
-        return await self.mailbox[1].get()
 
 
 class Outbox:
@@ -47,31 +23,31 @@ class Outbox:
 
     def __init__(self, stats: Stats):
         self.stats = stats
-        self._waiting: set[Job] = set()  # jobs with events to deliver
-        self._urgent: set[Job] = set()
+        self._waiting: set[Sequence] = set()  # with events to deliver
+        self._urgent: set[Sequence] = set()
         self._due = self._newest = 0.0  # when other tokens are due, and when the newest one came
 
-    def start(self, job: Job) -> None:
-        """Count a job that leaves the queue for the first time."""
-        if not job.started:
-            job.started = True
+    def start(self, sequence: Sequence) -> None:
+        """Count a request that leaves the queue for the first time."""
+        if not sequence.started:
+            sequence.started = True
             self.stats.started += 1
             self.stats.running += 1
-            self.stats.queue_time.add(time.perf_counter() - job.arrived)
+            self.stats.queue_time.add(time.perf_counter() - sequence.arrived)
 
-    def token(self, job: Job, token: Token) -> None:
+    def token(self, sequence: Sequence, token: Token) -> None:
         now = time.perf_counter()
-        if job.newest:
-            self.stats.token_time.add(now - job.newest)
+        if sequence.newest:
+            self.stats.token_time.add(now - sequence.newest)
         else:
-            self.stats.first_token_time.add(now - job.arrived)
-            if job.streams:
-                self._urgent.add(job)
-        job.newest = self._newest = now
+            self.stats.first_token_time.add(now - sequence.arrived)
+            if sequence.streams:
+                self._urgent.add(sequence)
+        sequence.newest = self._newest = now
         self.stats.generated_tokens += 1
-        job.events.append(token)
-        if job.streams:
-            self._waiting.add(job)
+        sequence.events.append(token)
+        if sequence.streams:
+            self._waiting.add(sequence)
 
     def count_step(self, tokens: int) -> None:
         """Count tokens of one step, whose answers all had a token in the step before; `tokens` adds them later."""
@@ -80,28 +56,28 @@ class Outbox:
         self.stats.generated_tokens += tokens
         self._newest = now
 
-    def tokens(self, job: Job, ids: list[int]) -> None:
+    def tokens(self, sequence: Sequence, ids: list[int]) -> None:
         """Add tokens of several steps, which `count_step` has counted."""
-        job.newest = self._newest
-        job.events.append(TokenIds(ids))
-        if job.streams:
-            self._waiting.add(job)
+        sequence.newest = self._newest
+        sequence.events.append(TokenIds(ids))
+        if sequence.streams:
+            self._waiting.add(sequence)
 
     def is_due(self) -> bool:
         """Return whether `flush` hands over tokens that are neither first nor last."""
         return time.perf_counter() >= self._due
 
-    def finish(self, job: Job, end: Finished, found: Sequence[Hypothesis] | None = None) -> None:
-        """End a job; `found` are the hypotheses of a search."""
-        self.start(job)
+    def finish(self, sequence: Sequence, end: Finished, found: List[Hypothesis] | None = None) -> None:
+        """End a request; `found` are the hypotheses of a search."""
+        self.start(sequence)
         stats = self.stats
         stats.running -= 1
         stats.finished[end.reason] += 1
         stats.prompt_tokens += end.prompt_tokens
         stats.cached_tokens += end.cached_tokens
-        stats.request_time.add(time.perf_counter() - job.arrived)
-        job.events.append(end if found is None else list(found))
-        self._urgent.add(job)
+        stats.request_time.add(time.perf_counter() - sequence.arrived)
+        sequence.events.append(end if found is None else list(found))
+        self._urgent.add(sequence)
 
     def flush(self) -> None:
         """Hand over all that is due, at the end of a step."""
@@ -111,11 +87,11 @@ class Outbox:
             due, self._due = due | self._waiting, now + PATIENCE
         self._waiting, self._urgent = self._waiting - due, set()
         loops: defaultdict[asyncio.AbstractEventLoop, list[Delivery]] = defaultdict(list)
-        for job in due:
-            assert job.mailbox is not None
-            loop, queue = job.mailbox
-            loops[loop].append((queue, job.events))
-            job.events = []
+        for sequence in due:
+            assert sequence.mailbox is not None
+            loop, queue = sequence.mailbox
+            loops[loop].append((queue, sequence.events))
+            sequence.events = []
         for loop, each in loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver, each)
@@ -138,10 +114,10 @@ class Server(Protocol):
     def busy(self) -> bool:
         """Whether a step has something to do."""
 
-    def check(self, generation: Generation) -> None:
+    def check(self, request: Request) -> None:
         """Raise the error of a request that it cannot answer; called by the thread of the caller."""
 
-    def add(self, job: Job) -> None: ...
+    def add(self, sequence: Sequence) -> None: ...
 
     def step(self, out: Outbox) -> None:
         """Advance the requests by about one token each, and drop those that were cancelled."""
