@@ -17,162 +17,74 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.presets.family import GELU_TANH, NEXT_TOKEN, given, groups, special_ids, tied
+from anyformer.presets.family import GELU_TANH, NEXT_TOKEN, Sizes, given, preset, special_ids
 
 GEMMA_NORM = RMSNorm(eps=1e-6, offset=1.0, cast="after_scale")
 NEXT_TOKEN_CAPPED = LM(cap=30.0)
 
 
-def llama(
-    *,
-    depth: int = 32,
-    width: int = 4096,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    key_width: int | None = None,
-    ff: int | None = None,
-    vocab: int = 32_000,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=32, width=4096, heads=32, vocab=32_000)
+def llama(size: Sizes) -> ModelConfig:
     """Llama 2, 7 B (Touvron et al. 2023): pre-norm decoder with RMS norms, rotary, SwiGLU, no biases."""
     norm = RMSNorm(eps=1e-5)
-    attention = Attention(heads=heads, kv_heads=kv_heads, key_width=key_width, dropout=dropout)
-    two_thirds = -(-8 * width // (3 * 256)) * 256  # of 4 d, up to a multiple of 256: three matrices weigh as two did
-    block = Block(mixer=attention, feedforward=Gated(width=given(ff, two_thirds)), norm=norm, dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=Rotary(), final_norm=norm)
-    tokens = Tokens(vocab=vocab, dropout=dropout)
-    return ModelConfig(width=width, target=tokens, decoder=stack, head=head, special=special_ids(vocab, bos=1, eos=2))
+    # of 4 d, up to a multiple of 256: three matrices weigh as two did
+    two_thirds = -(-8 * size.width // (3 * 256)) * 256
+    block = size.block(size.attention(), Gated(width=given(size.ff, two_thirds)), norm=norm)
+    stack = size.stack(block, position=Rotary(), final_norm=norm)
+    return size.decoder(stack, tie=False, special=size.ids(bos=1, eos=2))
 
 
-def mistral(
-    *,
-    depth: int = 32,
-    width: int = 4096,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    key_width: int | None = None,
-    ff: int | None = None,
-    vocab: int = 32_000,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=32, width=4096, heads=32, vocab=32_000)
+def mistral(size: Sizes) -> ModelConfig:
     """Mistral v0.1, 7 B (Jiang et al. 2023): Llama with grouped queries and a sliding window of 4,096."""
-    norm, window = RMSNorm(eps=1e-5), Window(before=4095, after=0)
-    shared = groups(heads, kv_heads, 4)
-    attention = Attention(heads=heads, kv_heads=shared, key_width=key_width, pattern=window, dropout=dropout)
-    block = Block(mixer=attention, feedforward=Gated(width=given(ff, 7 * width // 2)), norm=norm, dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=Rotary(), final_norm=norm)
-    tokens = Tokens(vocab=vocab, dropout=dropout)
-    return ModelConfig(width=width, target=tokens, decoder=stack, head=head, special=special_ids(vocab, bos=1, eos=2))
-
-
-def mixtral(
-    *,
-    depth: int = 32,
-    width: int = 4096,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    key_width: int | None = None,
-    ff: int | None = None,
-    experts: int = 8,
-    top_k: int = 2,
-    vocab: int = 32_000,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
-    """Mixtral, 8x7 B (Jiang et al. 2024): Mistral without its window, in which two experts of eight read each token."""
     norm = RMSNorm(eps=1e-5)
-    attention = Attention(heads=heads, kv_heads=groups(heads, kv_heads, 4), key_width=key_width, dropout=dropout)
-    expert = Gated(width=given(ff, 7 * width // 2))
-    feedforward = Experts(count=experts, top_k=top_k, expert=expert, balance=0.02)
-    block = Block(mixer=attention, feedforward=feedforward, norm=norm, dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=Rotary(theta=1e6), final_norm=norm)
-    tokens = Tokens(vocab=vocab, dropout=dropout)
-    return ModelConfig(width=width, target=tokens, decoder=stack, head=head, special=special_ids(vocab, bos=1, eos=2))
+    attention = size.grouped(4, pattern=Window(before=4095, after=0))
+    block = size.block(attention, Gated(width=given(size.ff, 7 * size.width // 2)), norm=norm)
+    stack = size.stack(block, position=Rotary(), final_norm=norm)
+    return size.decoder(stack, tie=False, special=size.ids(bos=1, eos=2))
 
 
-def qwen3(
-    *,
-    depth: int = 28,
-    width: int = 1024,
-    heads: int = 16,
-    kv_heads: int | None = None,
-    key_width: int = 128,
-    ff: int | None = None,
-    vocab: int = 151_936,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=32, width=4096, heads=32, experts=8, top_k=2, vocab=32_000)
+def mixtral(size: Sizes) -> ModelConfig:
+    """Mixtral, 8x7 B (Jiang et al. 2024): Mistral without its window, in which two experts of eight read each token."""
+    norm, expert = RMSNorm(eps=1e-5), Gated(width=given(size.ff, 7 * size.width // 2))
+    experts = Experts(count=size.experts, top_k=size.top_k, expert=expert, balance=0.02)
+    stack = size.stack(size.block(size.grouped(4), experts, norm=norm), position=Rotary(theta=1e6), final_norm=norm)
+    return size.decoder(stack, tie=False, special=size.ids(bos=1, eos=2))
+
+
+@preset(depth=28, width=1024, heads=16, key_width=128, vocab=151_936)
+def qwen3(size: Sizes) -> ModelConfig:
     """Qwen3, 0.6 B (Qwen team 2025): grouped queries, norms on queries and keys, heads wider than d / h, tied."""
     norm = RMSNorm(eps=1e-6)
-    shared = groups(heads, kv_heads, 2)
-    attention = Attention(heads=heads, kv_heads=shared, key_width=key_width, qk_norm=norm, dropout=dropout)
-    block = Block(mixer=attention, feedforward=Gated(width=given(ff, 3 * width)), norm=norm, dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=Rotary(theta=1e6), final_norm=norm)
-    tokens = Tokens(vocab=vocab, dropout=dropout)
-    ids = special_ids(vocab, bos=151_643, eos=151_645)
-    return ModelConfig(width=width, target=tokens, decoder=stack, head=head, tie=tied(head), special=ids)
+    block = size.block(size.grouped(2, qk_norm=norm), Gated(width=given(size.ff, 3 * size.width)), norm=norm)
+    stack = size.stack(block, position=Rotary(theta=1e6), final_norm=norm)
+    return size.decoder(stack, special=size.ids(bos=151_643, eos=151_645))
 
 
-def gemma(
-    *,
-    depth: int = 18,
-    width: int = 2048,
-    heads: int = 8,
-    kv_heads: int | None = None,
-    key_width: int = 256,
-    ff: int | None = None,
-    vocab: int = 256_000,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=18, width=2048, heads=8, key_width=256, vocab=256_000)
+def gemma(size: Sizes) -> ModelConfig:
     """Gemma 1, 2 B (Gemma team 2024): one key/value head, GEGLU, embeddings scaled by sqrt(d), tied."""
-    attention = Attention(heads=heads, kv_heads=groups(heads, kv_heads, 8), key_width=key_width, dropout=dropout)
-    feedforward = Gated(width=given(ff, 8 * width), activation=GELU_TANH)
-    block = Block(mixer=attention, feedforward=feedforward, norm=GEMMA_NORM, dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=Rotary(), final_norm=GEMMA_NORM)
-    return _gemma(width, vocab, stack, head, dropout)
+    feedforward = Gated(width=given(size.ff, 8 * size.width), activation=GELU_TANH)
+    block = size.block(size.grouped(8), feedforward, norm=GEMMA_NORM)
+    return _gemma(size, size.stack(block, position=Rotary(), final_norm=GEMMA_NORM))
 
 
-def gemma2(
-    *,
-    depth: int = 26,
-    width: int = 2304,
-    heads: int = 8,
-    kv_heads: int | None = None,
-    key_width: int = 256,
-    ff: int | None = None,
-    vocab: int = 256_000,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN_CAPPED,
-) -> ModelConfig:
+@preset(depth=26, width=2304, heads=8, key_width=256, vocab=256_000, head=NEXT_TOKEN_CAPPED)
+def gemma2(size: Sizes) -> ModelConfig:
     """Gemma 2, 2 B (Gemma team 2024): sandwich norms, capped scores and logits, a window in every other layer."""
-    shared = groups(heads, kv_heads, 2)
-    full = Attention(heads=heads, kv_heads=shared, key_width=key_width, cap=50.0, dropout=dropout)
+    full = size.grouped(2, cap=50.0)
     local = full.model_copy(update={"pattern": Window(before=4095, after=0)})
-    stack = _sandwiched(depth, (local, full), given(ff, 4 * width), Rotary(), dropout)
-    return _gemma(width, vocab, stack, head, dropout)
+    return _gemma(size, _sandwiched(size, (local, full), given(size.ff, 4 * size.width), Rotary()))
 
 
-def gemma3(
-    *,
-    depth: int = 26,
-    width: int = 1152,
-    heads: int = 4,
-    kv_heads: int | None = None,
-    key_width: int = 256,
-    ff: int | None = None,
-    vocab: int = 262_144,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=26, width=1152, heads=4, key_width=256, vocab=262_144)
+def gemma3(size: Sizes) -> ModelConfig:
     """Gemma 3, 1 B (Gemma team 2025): sandwich norms, q/k norms; five layers with a window of 512 to each full one."""
-    shared = groups(heads, kv_heads, 4)
-    full = Attention(heads=heads, kv_heads=shared, key_width=key_width, qk_norm=GEMMA_NORM, dropout=dropout)
+    full = size.grouped(4, qk_norm=GEMMA_NORM)
     local = full.model_copy(update={"pattern": Window(before=511, after=0), "position": Rotary(theta=1e4)})
-    stack = _sandwiched(depth, (*[local] * 5, full), given(ff, 6 * width), Rotary(theta=1e6), dropout)
-    return _gemma(width, vocab, stack, head, dropout)
+    tile = *[local] * 5, full
+    return _gemma(size, _sandwiched(size, tile, given(size.ff, 6 * size.width), Rotary(theta=1e6)))
 
 
 def deepseek(
@@ -208,16 +120,11 @@ def deepseek(
     return ModelConfig(width=width, target=tokens, decoder=stack, head=head, special=ids)
 
 
-def _sandwiched(depth: int, tile: tuple[Attention, ...], ff: int, position: Rotary, dropout: float) -> Stack:
+def _sandwiched(size: Sizes, tile: tuple[Attention, ...], ff: int, position: Rotary) -> Stack:
     feedforward = Gated(width=ff, activation=GELU_TANH)
-    blocks = [
-        Block(mixer=attention, feedforward=feedforward, norm=GEMMA_NORM, placement="sandwich", dropout=dropout)
-        for attention in tile
-    ]
-    return Stack(depth=depth, blocks=tuple(blocks), position=position, final_norm=GEMMA_NORM)
+    blocks = (size.block(attention, feedforward, norm=GEMMA_NORM, placement="sandwich") for attention in tile)
+    return size.stack(*blocks, position=position, final_norm=GEMMA_NORM)
 
 
-def _gemma(width: int, vocab: int, stack: Stack, head: Head, dropout: float) -> ModelConfig:
-    tokens = Tokens(vocab=vocab, scale=SqrtWidth(), dropout=dropout)
-    ids = special_ids(vocab, pad=0, bos=2, eos=1)
-    return ModelConfig(width=width, target=tokens, decoder=stack, head=head, tie=tied(head), special=ids)
+def _gemma(size: Sizes, stack: Stack) -> ModelConfig:
+    return size.decoder(stack, tokens=size.tokens(scale=SqrtWidth()), special=size.ids(pad=0, bos=2, eos=1))

@@ -28,7 +28,7 @@ from anyformer.config import (
     Unscaled,
     Xavier,
 )
-from anyformer.presets.family import NEXT_TOKEN, NEXT_TOKEN_SCALED, biased, given, special_ids, tied
+from anyformer.presets.family import NEXT_TOKEN, NEXT_TOKEN_SCALED, Sizes, given, preset, special_ids, tied
 
 
 def vaswani(
@@ -57,89 +57,40 @@ def vaswani(
     return _pair(given(width, 512 * times), tokens, stack, head, Xavier(), special_ids(vocab, pad=0, eos=1, start=0))
 
 
-def t5(
-    *,
-    depth: int = 6,
-    width: int = 512,
-    heads: int = 8,
-    kv_heads: int | None = None,
-    key_width: int = 64,
-    ff: int | None = None,
-    vocab: int = 32_128,
-    dropout: float = 0.1,
-    head: Head = NEXT_TOKEN_SCALED,
-) -> ModelConfig:
+@preset(depth=6, width=512, heads=8, key_width=64, vocab=32_128, dropout=0.1, head=NEXT_TOKEN_SCALED)
+def t5(size: Sizes) -> ModelConfig:
     """T5 small, 61 M (Raffel et al. 2020): pre-norm with RMS norms, no biases, relative positions, all weights tied."""
     norm = RMSNorm(eps=1e-6)
-    attention = Attention(heads=heads, kv_heads=kv_heads, key_width=key_width, scale=Unscaled(), dropout=dropout)
-    feedforward = Plain(width=ff, activation=Relu(), bias=False, dropout=dropout)
-    block = Block(mixer=attention, feedforward=feedforward, norm=norm, dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=T5Bias(), final_norm=norm, dropout=dropout)
-    tokens = Tokens(vocab=vocab, dropout=dropout)  # no zero row for pad: the decoder starts from it
-    return _pair(width, tokens, stack, head, FanIn(), special_ids(vocab, pad=0, eos=1, start=0))
+    feedforward = Plain(width=size.ff, activation=Relu(), bias=False, dropout=size.dropout)
+    block = size.block(size.attention(scale=Unscaled()), feedforward, norm=norm)
+    stack = size.stack(block, position=T5Bias(), final_norm=norm, dropout=size.dropout)
+    # no zero row for pad: the decoder starts from it
+    return _pair(size.width, size.tokens(), stack, size.head, FanIn(), size.ids(pad=0, eos=1, start=0))
 
 
-def bart(
-    *,
-    depth: int = 6,
-    width: int = 768,
-    heads: int = 12,
-    kv_heads: int | None = None,
-    key_width: int | None = None,
-    ff: int | None = None,
-    vocab: int = 50_265,
-    length: int = 1024,
-    dropout: float = 0.1,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=6, width=768, heads=12, vocab=50_265, length=1024, dropout=0.1)
+def bart(size: Sizes) -> ModelConfig:
     """BART base, 139 M (Lewis et al. 2020): post-norm, learned positions, normed embeddings, all weights tied."""
-    attention = biased(heads, kv_heads, key_width, dropout)
-    feedforward = Plain(width=ff, activation=Gelu(), dropout=dropout)
-    block = Block(mixer=attention, feedforward=feedforward, placement="post", dropout=dropout)
-    stack = Stack(depth=depth, blocks=(block,), position=Learned(length=length, offset=2))
-    tokens = Tokens(vocab=vocab, norm=LayerNorm(), dropout=dropout, pad=1)
-    return _pair(width, tokens, stack, head, Normal(), special_ids(vocab, pad=1, bos=0, eos=2, start=2))
+    feedforward = Plain(width=size.ff, activation=Gelu(), dropout=size.dropout)
+    block = size.block(size.biased(), feedforward, placement="post")
+    stack = size.stack(block, position=Learned(length=size.length, offset=2))
+    tokens, ids = size.tokens(norm=LayerNorm(), pad=1), size.ids(pad=1, bos=0, eos=2, start=2)
+    return _pair(size.width, tokens, stack, size.head, Normal(), ids)
 
 
-def whisper(
-    *,
-    depth: int = 4,
-    width: int = 384,
-    heads: int = 6,
-    kv_heads: int | None = None,
-    key_width: int | None = None,
-    ff: int | None = None,
-    vocab: int = 51_865,
-    mels: int = 80,
-    length: int = 448,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=4, width=384, heads=6, vocab=51_865, mels=80, length=448)
+def whisper(size: Sizes) -> ModelConfig:
     """Whisper tiny, 37 M (Radford et al. 2022): an encoder of log-mel frames and a decoder of text, pre-norm.
 
     Keys have a bias here and none as published: it is without effect, and left out in an export.
     """
-    attention = biased(heads, kv_heads, key_width, dropout)
-    block = Block(mixer=attention, feedforward=Plain(width=ff, activation=Gelu(), dropout=dropout), dropout=dropout)
-    return ModelConfig(
-        width=width,
-        source=Audio(mels=mels, dropout=dropout),
-        target=Tokens(vocab=vocab, dropout=dropout),
-        encoder=Stack(
-            depth=depth,
-            blocks=(block,),
-            position=Sinusoidal(layout="halves", closed=True),
-            final_norm=LayerNorm(),
-        ),
-        decoder=Stack(
-            depth=depth,
-            blocks=(block.model_copy(update={"cross": attention}),),
-            position=Learned(length=length),
-            final_norm=LayerNorm(),
-        ),
-        head=head,
-        tie=tied(head),
-        special=special_ids(vocab, pad=50_257, bos=50_257, eos=50_257, start=50_258),
+    block = size.block(size.biased(), Plain(width=size.ff, activation=Gelu(), dropout=size.dropout))
+    reading = block.model_copy(update={"cross": block.mixer})
+    return size.decoder(
+        size.stack(reading, position=Learned(length=size.length), final_norm=LayerNorm()),
+        source=Audio(mels=size.mels, dropout=size.dropout),
+        encoder=size.stack(block, position=Sinusoidal(layout="halves", closed=True), final_norm=LayerNorm()),
+        special=size.ids(pad=50_257, bos=50_257, eos=50_257, start=50_258),
         context=1500,
     )
 
