@@ -2,7 +2,9 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -32,12 +34,18 @@ class HiddenMatrix(NamedTuple):
         return self.number * self.rows * self.columns
 
 
-class WeightCounts(NamedTuple):
+@dataclass(frozen=True)
+class WeightCounts:
     """Trained weights of a model, counted from its config. With an adapter none of them is a hidden matrix."""
 
     values: int
-    hidden: tuple[HiddenMatrix, ...] = ()  # weights of linear layers and experts in all blocks
+    find_hidden: Callable[[], Iterable[HiddenMatrix]] = tuple  # called for optimisers that ask: it reads every layer
     tables: tuple[HiddenMatrix, ...] = ()  # of token embeddings
+
+    @cached_property
+    def hidden(self) -> tuple[HiddenMatrix, ...]:
+        """The weights of linear layers and experts in all blocks."""
+        return tuple(self.find_hidden())
 
     @property
     def hidden_values(self) -> int:

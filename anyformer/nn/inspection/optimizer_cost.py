@@ -1,6 +1,7 @@
 """The weights of a model that an optimiser changes, counted from its config alone. Imports no torch."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from anyformer.config import Experts, ModelConfig
 from anyformer.config.adapter import every_matrix
@@ -13,7 +14,7 @@ def trained_weights(config: ModelConfig) -> WeightCounts:
     """Return the trained weights of a model: with an adapter its own and a new head."""
     if config.adapter:
         return WeightCounts(count(config).trained)
-    return WeightCounts(count(config).trained, tuple(hidden_matrices(config)), tuple(_token_tables(config)))
+    return WeightCounts(count(config).trained, partial(hidden_matrices, config), tuple(_token_tables(config)))
 
 
 def hidden_matrices(config: ModelConfig) -> Iterator[HiddenMatrix]:
