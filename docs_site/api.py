@@ -1,14 +1,12 @@
 """Reference pages of the Python API, from signatures and docstrings as they are in the source.
 
-The public names are those of `anyformer.__all__`, and those of every module that Python code on a page imports.
+The public names are those of `anyformer.__all__` and of the modules that `docs/stability.md` lists.
 """
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +27,28 @@ RETURNED = {
 }
 INTRO = """`import anyformer as af` imports no torch; a name loads its module at first use. Shapes are written with
 b batch, t queries, s keys, d width, h heads, g key/value heads, k head width, f feed-forward width, v vocabulary."""
-CODE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-MODULES = """Modules that the pages of this documentation import. Names of [`af`](python.md) and the fields of
-[models](model.md), [recipes](recipe.md), [decoding](decoding.md) and [grids](grid.md) have their own pages."""
+MODULES = """Modules with stable names beside [`af`](python.md) and the fields of [models](model.md),
+[recipes](recipe.md), [decoding](decoding.md) and [grids](grid.md)."""
+ROOMS = ("nn", "nn.inspection", "generation", "data", "training", "lab")
+OTHERS = (
+    "config.io",
+    "config.cost",
+    "config.families",
+    "config.scheme",
+    "recipe.logger",
+    "recipe.optimizer",
+    "recipe.schedule",
+    "recipe.source",
+    "recipe.width_transfer",
+    "testing.check",
+    "nn.inspection.plot",
+    "cli.verb",
+    "explore.view",
+    "runs.run_inspection",
+    "generation.http.app",
+    "generation.http.service",
+    "lab.evaluation.harness",
+)
 
 
 class Name(NamedTuple):
@@ -59,27 +76,6 @@ def path(module: str) -> Path:
     """Return the file of a module."""
     file = ROOT.joinpath(*module.split("."))
     return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-
-
-def imported_modules() -> list[str]:
-    """Return the modules from which code on pages imports, and those that define what it imports from packages."""
-    found = set[str]()
-    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
-        for body in CODE.findall(page.read_text(encoding="utf-8")):
-            for node in ast.walk(ast.parse(textwrap.dedent(body))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anyformer"):
-                    found.update(_home(node.module or "", alias.name) for alias in node.names)
-    return sorted(module for module in found if path(module).name != "__init__.py")
-
-
-def _home(module: str, name: str) -> str:
-    """Return the module that defines a name. Specs that a recipe may hold have pages of their own."""
-    if path(f"{module}.{name}").exists():
-        return f"{module}.{name}"
-    if path(module).name != "__init__.py" or name in SPECS:
-        return module
-    home = getattr(getattr(import_module(module), name), "__module__", "")  # of an annotated int: builtins
-    return home if home.startswith("anyformer.") else module
 
 
 def _names(body: list[ast.stmt]) -> Iterator[Name]:
@@ -167,10 +163,11 @@ def _top() -> str:
 
 
 def _collected(package: str) -> Iterator[Name]:
-    """Yield what a package's `__init__.py` imports from its modules."""
+    """Yield the functions and classes that a module imports from others, to be found in one place."""
     for node in ast.parse(path(package).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
-            yield from (module_names(node.module or "")[alias.name] for alias in node.names)
+            known = module_names(node.module or "")
+            yield from (known[alias.name] for alias in node.names if alias.name in known)
 
 
 def _module_summary(module: str) -> str:
@@ -180,9 +177,10 @@ def _module_summary(module: str) -> str:
 
 def _modules() -> str:
     parts = [NOTE, "# Modules\n", MODULES + "\n"]
-    for module in imported_modules():
+    shown = {name for names in RETURNED.values() for name in names} | {*PUBLIC, *SPECS}
+    listed = [(module, _collected(module)) for module in (f"anyformer.{room}.api" for room in ROOMS)]
+    listed += [(module, iter(module_names(module).values())) for module in (f"anyformer.{other}" for other in OTHERS)]
+    for module, names in listed:
         parts += [f"## {module}\n", _module_summary(module) + "\n"]
-        shown = {name for names in RETURNED.values() for name in names} | {*PUBLIC, *SPECS}
-        for one in module_names(module).values():
-            parts += _entry(one, 3) if one.name not in shown else []
+        parts += [line for one in names if one.name not in shown for line in _entry(one, 3)]
     return "\n".join(re.sub(r"\n{3,}", "\n\n", part) for part in parts)

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from anyformer.generation.ray_cluster import ray_cluster
+from anyformer.generation.api import ray_cluster
 
 
 def make_application(run: Path, replicas: int = 1, gpus: float = 0) -> Any:

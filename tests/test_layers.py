@@ -57,6 +57,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "attention.cache": ("attention",),
     "nn": ("attention.cache", "attention.media_batch"),  # knows nothing of text, tasks or training
     "nn.transforms": ("nn",),
+    "nn.api": ("nn.transforms",),
     "runs.processes": ("config.spec",),
     # knows nothing of nn
     "data": ("recipe", "runs.processes", "kernels.hardware", "kernels.conventions", "attention.media_batch"),
@@ -82,6 +83,7 @@ UNDER: dict[str, tuple[str, ...]] = {
     "lab.comparison": ("lab",),
     "explore": ("lab", "runs.run_inspection"),
     "generation.http": ("generation.engine",),
+    "generation.api": ("generation.batch",),
     "generation.batch": ("generation.engine", "generation.ray_cluster"),
     "cli": (
         *("testing", "explore", "lab.comparison", "lab.evaluation", "training.forecast", "training.doctor"),

@@ -1,5 +1,6 @@
 """Data: from files and synthetic tasks to batches of token ids. Imports nothing of nn.
 
+api                      the stable names of data
 augment                  random changes of the images and sounds of a batch
 batch                    examples and batches, and the tensors that rows of examples become
 batch_plan               which examples each batch of an epoch holds: padded or packed rows

@@ -3,6 +3,7 @@
 A `Request` says what to decode and by which strategy; `strategy.run` takes it. Each strategy is a loop over a
 `Session`, which reads tokens with a KV cache.
 
+api               the stable names of decoding
 batch             predictions over large inputs
 beam_search       beam search, diverse beam search, and lexically constrained beam search
 buffers           tensors with fixed addresses and their CUDA graphs, kept between calls

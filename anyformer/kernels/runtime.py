@@ -48,6 +48,7 @@ class Runtime(NamedTuple):
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
+    """Return x in fp32, or in fp64 if it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

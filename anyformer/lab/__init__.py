@@ -1,6 +1,7 @@
 """The lab: experiments about claims on Transformers, and grids that compare settings under an equal budget.
 
 alone         Timed measurements run alone
+api           The stable names of grids and comparisons
 cells         Run many measurements in parallel and store each result as soon as it is done
 claims        Claims on a shared folder: each cell is trained by one worker at a time
 compare       Compare the settings of a grid: mean ± deviation over seeds, and p values

@@ -1,5 +1,6 @@
 """Modules with weights: the model and its layers, on one device, without text, tasks or training.
 
+api                 the stable names of nn, attention and kernels
 attention           multi-head attention, self and cross
 attention_variants  latent and disentangled attention, global tokens
 aux_outputs         auxiliary losses and batch statistics of a training pass

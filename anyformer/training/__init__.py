@@ -1,11 +1,12 @@
 """Training: from a recipe to a run folder, in a loop that can be stopped at any step and resumed with the same bits.
 
+api                 The stable names of tasks and training
 background_writer   A thread that writes one checkpoint at a time
 checkpoint          State of a run, and checkpoints: written atomically, verified, restored
 compile_cache       Compiled code in the user's cache folder, verified by SHA-256
 compiler            Options of torch.compile
-doctor              What this machine has, and what training chooses on it
 distillation        A frozen teacher, and the loss of its student
+doctor              What this machine has, and what training chooses on it
 ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text

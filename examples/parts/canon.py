@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from anyformer.config import Convolution, Flag, Size
-from anyformer.nn.convolution import ConvolutionMixer
+from anyformer.nn.api import ConvolutionMixer
 
 
 class Canon(Convolution):

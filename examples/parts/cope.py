@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from anyformer.attention.lowered import add_bias, densify, mask_scores
 from anyformer.config import Cost, Position, Relative, Size
-from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.api import MultiHeadAttention, add_bias, densify, mask_scores
 
 
 class CoPE(Position):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from anyformer.config import Attention, Cost, Fault, Fraction, RMSNorm, TokenNorm, factor, pairs
-from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.api import MultiHeadAttention
 
 
 class Differential(Attention):

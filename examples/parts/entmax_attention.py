@@ -11,10 +11,8 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn import functional as F
 
-from anyformer.attention.attend import mix
-from anyformer.attention.lowered import densify, mask_scores
 from anyformer.config import Attention
-from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.api import MultiHeadAttention, densify, mask_scores, mix
 
 
 class EntmaxAttention(Attention):

@@ -10,10 +10,8 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from anyformer.attention.layout import sees
 from anyformer.config import Causal, Cost, Matrix, Mixer, Size, Sizes, linear_costs, must_divide
-from anyformer.kernels.runtime import at_least_fp32
-from anyformer.nn.linear import Linear, OutBranch, split_heads
+from anyformer.nn.api import Linear, OutBranch, at_least_fp32, sees, split_heads
 
 CAUSAL = Causal()  # a constant: torch.compile cannot trace the construction of a spec
 

@@ -13,12 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyformer.config import Cost, GatedDelta, Matrix, Size
-from anyformer.kernels.linear_recurrence import Recurrence
-from anyformer.kernels.runtime import at_least_fp32
-from anyformer.nn.linear import Linear, OutBranch, split_heads
-from anyformer.nn.state_mixers.decay_init import reset_decay
-from anyformer.nn.state_mixers.short_convolution import ShortConvolution
-from anyformer.nn.state_mixers.state_rows import StateRows
+from anyformer.nn.api import (
+    Linear,
+    OutBranch,
+    Recurrence,
+    ShortConvolution,
+    StateRows,
+    at_least_fp32,
+    reset_decay,
+    split_heads,
+)
 
 
 class KimiDelta(GatedDelta):

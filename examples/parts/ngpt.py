@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyformer.config import Attention, Cost, FeedForward, Fraction, Gated, TokenNorm
-from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.api import MultiHeadAttention
 
 
 class Unit(TokenNorm):

@@ -4,6 +4,7 @@ Functions take a model and the arguments of a call of it, and return plain tenso
 `from anyformer.nn.inspection.logit_lens import logit_lens`.
 
 ablation         Switch attention heads off and measure what changes
+api              the stable names for looking inside a model
 attention_maps   Attention weights of all layers and heads
 attribution      Gradient × input and integrated gradients: the contribution of each input token to an output
 cache_growth     Bytes of the KV cache after each decoded token
