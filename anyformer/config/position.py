@@ -18,6 +18,7 @@ Positions are passed by the caller, never buffer indices, so a scheme has a maxi
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -82,7 +83,7 @@ class Sinusoidal(Position):
 
     def _frequencies(self, like: "Tensor", width: int) -> "Tensor":
         if not self.closed:
-            return _frequencies(like, self.base, width)
+            return _frequencies(like.device, self.base, width)
         import torch
 
         n = width // 2
@@ -149,12 +150,20 @@ class RotaryScheme(Position):
     def prepare(self, positions: "Tensor", key_width: int) -> Rotation:
         import torch
 
-        width, temper = self.rotated(key_width), 1.0
-        match self.scaling:
-            case NTKScaling(factor=factor):
-                frequencies = _frequencies(positions, self.theta * factor ** (width / (width - 2)), width)
-            case _:
-                frequencies = _frequencies(positions, self.theta, width)
+        # not stored on a GPU, where a captured graph owns them, nor by a compiler, which has none of them yet
+        on_cpu = type(positions) is torch.Tensor and positions.device.type == "cpu"
+        waves = _waves if on_cpu and not torch.compiler.is_compiling() else _waves.__wrapped__
+        frequencies, temper = waves(self, self.rotated(key_width), positions.device)
+        angles = self._angles(positions.to(torch.float32), frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
+        cos, sin = angles.cos() * temper, angles.sin() * temper
+        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+    def frequencies(self, width: int, device: "torch.device") -> "tuple[Tensor, float]":
+        """Return the angle of each pair at position 1, [k_rot/2], and the factor of rotated queries and keys."""
+        theta, temper = self.theta, 1.0
+        if isinstance(self.scaling, NTKScaling):
+            theta *= self.scaling.factor ** (width / (width - 2))
+        frequencies = _frequencies(device, theta, width)
         match self.scaling:
             case LinearScaling(factor=factor):
                 frequencies = frequencies / factor
@@ -170,9 +179,7 @@ class RotaryScheme(Position):
             case LongRopeScaling() as long:
                 frequencies = frequencies / frequencies.new_tensor(long.factors)
                 temper = long.attention_factor
-        angles = self._angles(positions.to(torch.float32), frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
-        cos, sin = angles.cos() * temper, angles.sin() * temper
-        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+        return frequencies, temper
 
     def _angles(self, positions: "Tensor", frequencies: "Tensor") -> "Tensor":
         return positions[..., None] * frequencies
@@ -320,7 +327,13 @@ class T5Bias(Position):
         return levels[(q - k).clamp(-reach, reach) + reach, head]
 
 
-def _frequencies(like: "Tensor", base: float, width: int) -> "Tensor":
+def _frequencies(device: "torch.device", base: float, width: int) -> "Tensor":
     import torch
 
-    return base ** -(torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)  # [ceil(width/2)]
+    return base ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)  # [ceil(width/2)]
+
+
+@lru_cache(maxsize=64)
+def _waves(scheme: RotaryScheme, width: int, device: "torch.device") -> "tuple[Tensor, float]":
+    """Store the frequencies of a scheme: each further token would compute them again."""
+    return scheme.frequencies(width, device)

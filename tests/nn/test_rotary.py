@@ -1,6 +1,7 @@
 """Rotary positions and their scalings by their formulae."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from anyformer.config import LinearScaling, Llama3Scaling, LongRopeScaling, NTKScaling, Rotary, YarnScaling
+from anyformer.config.position import RotaryScheme
 from tests.nn.positions import random, turn
 from tests.strategies import close, seeds
 
@@ -120,3 +122,22 @@ def test_a_factor_of_one_scales_nothing(scaling):
         turn(Rotary(), random(0, 1, 1, 3, 8), [3, 50, 7]),
         1e-4,
     )
+
+
+@given(scalings, st.sampled_from([(1, 1), (2, 5)]))
+def test_a_further_token_computes_no_frequencies(options: dict, shape: tuple[int, int]):
+    """They are stored on a CPU, with equal bits, and a table of one is for no other scheme or width."""
+    scheme, positions = Rotary(theta=77.0, **options), torch.randint(0, 50, shape)
+    with torch.inference_mode():
+        first = scheme.prepare(positions, 8)
+    with mock.patch.object(RotaryScheme, "frequencies", side_effect=AssertionError):
+        again = scheme.prepare(positions, 8)
+    frequencies, temper = scheme.frequencies(scheme.rotated(8), positions.device)
+    angles = positions[:, None, :, None] * frequencies
+    assert torch.equal(again.cos, torch.cat((angles, angles), dim=-1).cos() * temper)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    x = torch.randn(shape[0], 2, shape[1], 8, requires_grad=True)
+    scheme.rotate(x, again).sum().backward()  # what was stored in inference mode serves training
+    if not options:
+        assert not torch.equal(Rotary(theta=7.0).prepare(positions + 1, 8).cos, scheme.prepare(positions + 1, 8).cos)
+        assert scheme.prepare(positions, 4).cos.shape[-1] == 4
