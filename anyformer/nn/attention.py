@@ -46,7 +46,7 @@ class MultiHeadAttention(OutBranch):
         self.cap, self.sinks = spec.cap, nn.Parameter(torch.empty(h)) if spec.sinks else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = (self._project_cross if self.cross else self.latent or self._project)(x, ctx)
+        q, k, v = (self._project_cross if self.cross else self.latent or self._project)(x, ctx)  # k, v: [b, g, s, k]
         out = ctx.tap("heads", self.read(q, k, v, ctx))  # [b, h, t, k_v]
         if self.gate is not None:
             out = out * ctx.tap("gate", split_heads(self.gate(x), self.heads).sigmoid())  # [b, h, t, 1 or k_v]

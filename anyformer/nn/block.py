@@ -43,7 +43,7 @@ class Sublayer(nn.Module):
         return ctx.tap("out", self.dropout(normed(self.norm_branch, y, ctx.layout, ctx.aux)))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        y = self.branch(x, ctx)
+        y = self.branch(x, ctx)  # [b, t, d], as x
         return normed(self.norm_sum, x + y if self.residual else y, ctx.layout, ctx.aux)
 
 

@@ -55,15 +55,6 @@ class CacheWriter(NamedTuple):
     layer: LayerCache | StateCache | PagedLayer
     write_at: SlotWriter
 
-    def append(self, k: Tensor, v: Tensor, relation: Relation | None = None) -> tuple[Tensor, Tensor]:
-        """Store new keys and values [b, g, t, k]; return all that can be read [b, g, s, k], or all that is stored."""
-        assert not isinstance(self.layer, StateCache), "a recurrent mixer writes its state itself"
-        writer = self.write_at
-        if relation is not None and relation.reads_in_place:
-            assert isinstance(writer, PagedSlots | SharedSlots)
-            writer = writer._replace(gathers=False)
-        return self.layer.append(k, v, writer)
-
 
 class StateSink:
     """Receives the states of a recurrent layer after each token, [b, t, h]. Not a list: FSDP copies those."""
@@ -115,7 +106,12 @@ class Context(NamedTuple):
         """
         if self.cache is None:
             return k, v
-        return self.cache.append(k, v, self.relation)
+        layer, writer = self.cache
+        assert not isinstance(layer, StateCache), "a recurrent mixer writes its state itself"
+        if self.relation is not None and self.relation.reads_in_place:
+            assert isinstance(writer, PagedSlots | SharedSlots)
+            writer = writer._replace(gathers=False)
+        return layer.append(k, v, writer)
 
     def read_cross(self) -> tuple[Tensor, Tensor]:
         """Return the keys and values of cross-attention from the cache [b, g, s, k], or the pools of their pages."""

@@ -35,8 +35,8 @@ class PlainFFN(nn.Module):
         yield self.down.rows()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = ctx.tap("hidden", self.lift(x))
-        return self.down(self.dropout(h))
+        h = ctx.tap("hidden", self.lift(x))  # [b, t, d] -> [b, t, f]
+        return self.down(self.dropout(h))  # [b, t, f] -> [b, t, d]
 
     def lift(self, x: Tensor) -> Tensor:
         return self.act(self.up(x))
@@ -55,6 +55,6 @@ class GatedFFN(nn.Module):
         yield self.down.rows()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        gate, up = self.gate_up.split(x)
+        gate, up = self.gate_up.split(x)  # [b, t, d] -> twice [b, t, f]
         h = ctx.tap("hidden", self.act(gate, up))
-        return self.down(self.dropout(h))
+        return self.down(self.dropout(h))  # [b, t, f] -> [b, t, d]

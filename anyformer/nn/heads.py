@@ -97,7 +97,7 @@ class VocabularyHead(nn.Module):
         self.format: WeightFormat | None = None  # None: plain
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
-        return self._logits(self._hidden(x), table)
+        return self._logits(self._hidden(x), table)  # [b, t, d] -> [b, t, v]
 
     def loss(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
         """Return the cross-entropy summed over the labels that are not ignored."""

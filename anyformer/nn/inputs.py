@@ -139,7 +139,8 @@ class TokenInput(InputModule):
         if types is not None and self.types is not None:
             check(*ids.shape, types=types)
             _check_range(types, self.types.num_embeddings, "type", f"{self.types.num_embeddings} token types")
-        self._check_spelled(ids, spelled)
+        if self.spelling is not None or spelled is not None:
+            self._check_spelled(ids, spelled)
         if self.media is None and inputs.media is not None:
             raise ValueError("this model reads tokens only: leave `media` out")
         if spelled is not None:
@@ -176,8 +177,7 @@ class TokenInput(InputModule):
             # all of the first type: the gradient is then a sum, where a lookup would scatter row by row
             x = x + (self.types.weight[0] if inputs.types is None else self.types(inputs.types))
         x = self.dropout(normed(self.norm, x, layout, aux))
-        last = self.last_linear()
-        return x if last is None else last(x)
+        return x if self.project is None or self.early else self.project(x)
 
     def last_linear(self) -> nn.Linear | None:
         return None if self.early else self.project

@@ -67,7 +67,7 @@ class Linear(nn.Module):
             y = self.format.matmul(x, self.weight, self.bias)
         else:
             assert self.weight is not None
-            y = F.linear(x, self.weight, self.bias)
+            y = F.linear(x, self.weight, self.bias)  # [..., in] -> [..., out]
         return y if self.lora is None else y + self.lora(x)
 
     def split(self, x: Tensor, direct: bool = False) -> tuple[Tensor, ...]:

@@ -1,5 +1,6 @@
 """The Transformer: one class for encoder-decoders, encoders and decoders."""
 
+from functools import partial
 from typing import Self, Unpack, cast, overload
 
 import torch
@@ -142,20 +143,20 @@ class Transformer(nn.Module):
         media = None
         if self.image_tower is not None:
             sides, media = _without_media(sides)
-        run = self._pass_options(taps, aux, recompute)
+        pass_options = self._pass_options(taps, aux, recompute)
         memory, encoded = None if past is None else MemoryUpdate(past), None
         if self.encoder is not None:
             source, layout = sides["encoder"]
-            x = self._encode(source, layout, run)
+            x = self._encode(source, layout, pass_options)  # [b, s, d]
         if self.decoder is not None:
             inputs, decoder_layout = sides["decoder"]
             if self.encoder is not None:
-                encoded = self._encoded(x, layout, inputs, decoder_layout, cache)
+                encoded = self._read_encoder(x, layout, inputs, decoder_layout, cache)
             layout = decoder_layout
-            x = self._decode(inputs, layout, run, encoded, cache, memory)
-        out = self.apply_head(x, layout, loss_target)
+            x = self._decode(inputs, layout, pass_options, encoded, cache, memory)  # [b, t, d]
+        out = self.apply_head(x, layout, loss_target)  # [b, t, d] -> [b, t, v]
         if media is not None:
-            out = self._with_images(out, media, run)
+            out = self._with_images(out, media, pass_options)
         out = out if taps is None else taps("head", out)
         return out if memory is None else (out, memory.past.after(layout, memory.memory_out))
 
@@ -227,7 +228,7 @@ class Transformer(nn.Module):
         if self.decoder is None or self.target is None:
             raise ValueError("this model has no decoder: use encode for its hidden states")
         inputs, layout = read_inputs(*self._side("decoder"), ids, options, cache)
-        encoded = self._encoded(encoder_out, source, inputs, layout, cache)
+        encoded = self._read_encoder(encoder_out, source, inputs, layout, cache)
         return self._decode(inputs, layout, self._pass_options(taps, aux), encoded, cache)
 
     def apply_head(self, hidden: Tensor, layout: Layout, loss_target: LossTarget | None = None) -> Tensor:
@@ -334,7 +335,7 @@ class Transformer(nn.Module):
         if (slots, layers) != (self.decoder.segment_memory, len(self.decoder.sizes)):
             raise ValueError(f"this past has {layers} layers and {slots} tokens, of another model: use `new_past`")
 
-    def _encoded(
+    def _read_encoder(
         self,
         encoder_out: Tensor | None,
         source: Tensor | Layout | None,
@@ -381,7 +382,7 @@ class Transformer(nn.Module):
     def _embed(self, side: Side, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
         module, stack = self._side(side)
         module.check(inputs)
-        x = module(inputs, self.table(module), lambda x: stack.embed(x, layout), layout, options.aux)
+        x = module(inputs, self.table(module), partial(stack.embed, layout=layout), layout, options.aux)
         return x if options.taps is None else options.taps("embed", x)
 
     def table(self, module: InputModule | None) -> Tensor | None:

@@ -18,7 +18,7 @@ class RootMeanSquare(nn.Module):
         self.eps, self.offset, self.cast_first = eps, offset, cast_first
 
     def forward(self, x: Tensor) -> Tensor:
-        y = at_least_fp32(x)
+        y = at_least_fp32(x)  # [..., d]
         mean = y.square().sum(-1, keepdim=True) * (1 / y.shape[-1])  # `mean` itself takes three times as long on a CPU
         y = y * torch.rsqrt(mean + self.eps)
         # in low precision the two orders round differently, and public families differ

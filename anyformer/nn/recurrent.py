@@ -67,7 +67,7 @@ class RecurrentMixer(OutBranch):
             states = _steps(cell, x, layout, state, last, start)
         if ctx.cache is not None:
             h, c = states[:, None].tensor_split([self.hidden], dim=-1)  # [b, 1, t, h]
-            ctx.cache.append(h, c)
+            ctx.append(h, c)
         return states
 
     def _newest(self, ctx: Context) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,8 @@ class BlockStack(nn.Module):
         self.runs = spec.runs  # the module of each layer
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
         self.final_norm, self.dropout = spec.final_norm.build(width), Dropout(spec.dropout)
-        self.embedder = Positions(spec.position if spec.position.embeds() else NoPosition(), embed_width, 0)
+        self.embeds = spec.position.embeds()
+        self.embedder = Positions(spec.position if self.embeds else NoPosition(), embed_width, 0)
         self.ends = spec.ends
         self.sizes = tuple(block.mixer.stores(width) for block in layers)
         self.reaches = tuple(size and size.reach for size in self.sizes)
@@ -154,7 +155,7 @@ class BlockStack(nn.Module):
         """Apply the part of the position scheme that acts on embeddings."""
         if self.ends and not torch.compiler.is_compiling():
             self._check(layout, *self.ends[0])
-        return self.embedder.embed(x, layout.positions) if self.embedder.scheme.embeds() else x
+        return self.embedder.embed(x, layout.positions) if self.embeds else x
 
     def _check(self, layout: Layout, limit: int, positions: str) -> None:
         """Raise if a position has no weights."""
@@ -174,7 +175,7 @@ class BlockStack(nn.Module):
         layouts: Sequence[Layout],
         steps: dict[int | None, Step],
         cached: bool,
-        site: Runtime = HERE,
+        runtime: Runtime = HERE,
         options: PassOptions = DEFAULT_OPTIONS,
     ) -> list[Relation]:
         """Return the lowered mask and the state of positions of each plan, once per forward pass.
@@ -192,7 +193,7 @@ class BlockStack(nn.Module):
             positions = cast(Positions, self.schemes[plan.scheme])
             absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
             needs = plan.needs.absorbed() if absorbs else plan.needs
-            relation = lower(plan.pattern, q, k, role, positions, needs, site, options.backend)
+            relation = lower(plan.pattern, q, k, role, positions, needs, runtime, options.backend)
             new = q if cached or q.whole is not None else k  # keys in a cache or of other processes are rotated already
             by_axis = new.coordinates is not None and positions.scheme.reads_coordinates()
             where = new.coordinates if by_axis and new.coordinates is not None else new.positions
@@ -200,7 +201,7 @@ class BlockStack(nn.Module):
             made.append(relation._replace(rotation=rotation, absorbs=absorbs, whole=q.whole, first_values=first_values))
         return made
 
-    def crossings(self, q: Layout, source: Layout, site: Runtime, options: PassOptions) -> list[Relation]:
+    def crossings(self, q: Layout, source: Layout, runtime: Runtime, options: PassOptions) -> list[Relation]:
         """Return the masks of cross-attention, once per forward pass."""
         made = []
         source = source if options.taps is None else source._replace(pages=None, origins=None)
@@ -208,7 +209,7 @@ class BlockStack(nn.Module):
             if pattern.limit is not None and not torch.compiler.is_compiling():
                 self._check(source, pattern.limit, f"positions of the '{pattern.kind}' pattern")
             keys = source if source.whole is None else source.whole.layout
-            relation = lower(pattern, q, keys, "cross", self.no_position, needs, site, options.backend)
+            relation = lower(pattern, q, keys, "cross", self.no_position, needs, runtime, options.backend)
             made.append(relation._replace(whole=source.whole))
         return made
 
@@ -224,16 +225,16 @@ class BlockStack(nn.Module):
         state_sinks: Mapping[int, StateSink] | None,
     ) -> list[Context]:
         """Return what each layer reads besides its input; layers of one plan share masks and positions."""
-        layout, site, made = layouts[0], Runtime.of(x, self.training), []
+        layout, runtime, made = layouts[0], Runtime.of(x, self.training), []
         keys = layout if memory is None else memory.past.keys(layout)
         keys = keys if layout.whole is None else layout.whole.layout
         steps: dict[int | None, Step] = {None: Step(keys)} if cache is None else cache.take(layout)
-        relations = self.relations(layouts, steps, cache is not None, site, options)
+        relations = self.relations(layouts, steps, cache is not None, runtime, options)
         sinks = state_sinks or {}
         crossings: list[Crossing] = []
         initial: Mapping[int, Tensor] = {} if encoded is None else encoded.initial_states
         if encoded is not None:
-            found = self.crossings(layout, encoded.layout, site, options)
+            found = self.crossings(layout, encoded.layout, runtime, options)
             crossings = [Crossing(relation, encoded.hidden) for relation in found]
         for i, level in enumerate(self.levels):
             plan, across = self.plan_of_layer[i], self.cross_plan_of_layer[i]
@@ -264,12 +265,13 @@ class BlockStack(nn.Module):
         state_sinks: Mapping[int, StateSink] | None = None,
     ) -> Tensor:
         """[b, t, d] to [b, t, d]; `state_sinks` receive the states of recurrent layers, by layer."""
-        funnel, skipped = Funnel(self.pooling, layout, x.shape[0]), Skipped(x, [])
+        funnel = None if self.pooling is None else Funnel(self.pooling, layout, x.shape[0])
+        layouts, skipped = [layout] if funnel is None else funnel.layouts, Skipped(x, [])
         contexts = self.contexts(
-            x, funnel.layouts, options, encoded=encoded, cache=cache, memory=memory, state_sinks=state_sinks
+            x, layouts, options, encoded=encoded, cache=cache, memory=memory, state_sinks=state_sinks
         )
         for i, (run, ctx) in enumerate(zip(self.runs, contexts, strict=True)):
-            if self.pooling is not None:
+            if funnel is not None:
                 x = funnel.to(self.levels[i], x)
             if self.skips is not None:
                 x = self.skips(i, x, skipped)
@@ -284,7 +286,7 @@ class BlockStack(nn.Module):
                 x = ctx.taps("out", x)
             if self.skips is not None:
                 skipped.outputs.append(x)
-        x = x if self.pooling is None else funnel.to(0, x)
+        x = x if funnel is None else funnel.to(0, x)
         x = self.dropout(normed(self.final_norm, x, layout, options.aux))
         return x if options.taps is None else options.taps("final", x)
 
