@@ -104,15 +104,30 @@ def stream(model: Transformer, ids: Tensor, *, patience: int | None = 1, **optio
     Each item is the next token of each row [b], padding where it has ended, and whether its logits were finite, bool
     [b]. Tokens are yielded every `patience` steps; with None, as rarely as is fastest.
     """
-    return stream_sampling(model, Request.of(Sampling, ids, options), patience)
+    return decode(model, Request.of(Sampling, ids, options), patience)
 
 
-def stream_sampling(model: Transformer, request: Request, patience: int | None = 1) -> Iterator[Picked]:
-    """Yield the tokens of a request; between two of them the model is as before, and may be trained."""
+def decode(model: Transformer, request: Request, patience: int | None = 1) -> Iterator[Picked]:
+    """Yield the tokens of a request; between two of them the model is as before, and may be trained.
+
+    A strategy that finds whole answers yields them at their end; beam search the best ones.
+    """
     check_request(model, request)
     if patience is not None and (faults := integer_faults("patience", patience, 1)):
         raise ConfigError(faults)
-    return _stream(model, request, patience)
+    return _stream(model, request, patience) if request.strategy.streams else _columns(model, request)
+
+
+def _columns(model: Transformer, request: Request) -> Iterator[Picked]:
+    failed: list[int] = []
+    try:
+        ids = request.strategy.run(model, request)
+    except NonFiniteLogits as error:
+        ids, failed = error.ids, error.rows
+    ok = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    ok[failed] = False
+    for column in ids[:, 1 if model.encoder is not None else request.ids.shape[1] :].unbind(dim=1):
+        yield column, ok
 
 
 def _stream(model: Transformer, request: Request, patience: int | None) -> Iterator[Picked]:

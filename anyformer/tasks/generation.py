@@ -14,7 +14,7 @@ from anyformer.data.batch import Example
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.generation.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
 from anyformer.generation.check import parse_ids
-from anyformer.generation.generate import NonFiniteLogits, stream_sampling
+from anyformer.generation.generate import decode
 from anyformer.generation.request import Request
 from anyformer.generation.sampling import row_seeds
 from anyformer.generation.strategy import Beam, Strategy, strategy as make_strategy
@@ -305,11 +305,7 @@ class GenerationRequest:
 
     def tokens(self, rows: Sequence[int], patience: int | None = 1) -> Iterator[list[int]]:
         """Yield the next token of each of some texts, until all have ended by an id."""
-        request = self.request(rows)
-        if not request.strategy.streams:
-            yield from self._columns(request)
-            return
-        for new, ok in stream_sampling(self.model, request, patience):
+        for new, ok in decode(self.model, self.request(rows), patience):
             yield torch.where(ok, new, NONFINITE).tolist()
 
     def _search(self, rows: Sequence[int]) -> tuple[Hypotheses, list[int]]:
@@ -317,19 +313,6 @@ class GenerationRequest:
             return run_beam_search(self.model, self.request(rows)), []
         except NonFiniteSearch as error:
             return error.found, error.rows
-
-    def _columns(self, request: Request) -> Iterator[list[int]]:
-        """Yield the tokens of complete answers one by one."""
-        failed: list[int] = []
-        try:
-            ids = request.strategy.run(self.model, request)
-        except NonFiniteLogits as error:
-            ids, failed = error.ids, error.rows
-        begin = 1 if self.model.encoder is not None else request.ids.shape[1]
-        answers = ids[:, begin:].tolist()
-        for n in failed:
-            answers[n][:1] = [NONFINITE]
-        yield from map(list, zip(*answers, strict=True))
 
     def request(self, rows: Sequence[int], device: torch.device | None = None) -> Request:
         """Return the request of some texts in ids, by default on the model's device."""

@@ -52,12 +52,10 @@ def check_served(info: Model, model: Transformer, limits: Limits, request: Reque
         check_fit(request.constraint, info.vocabulary, request.stop)
     _check_ids(info, model, request)
     _check_lengths(info, model, limits, request)
-    if isinstance(strategy, Beam):
-        if strategy.beams > min(limits.max_beams, limits.max_rows):
-            most = min(limits.max_beams, limits.max_rows)
-            raise Unsupported(f"beams = {strategy.beams}: the engine allows at most {most}")
-        if request.top is not None or request.prompt_logprobs:
-            raise Unsupported("log-probabilities are of sampled answers: leave them out of a beam search")
+    if strategy.copies > (most := min(limits.max_beams, limits.max_rows)):
+        raise Unsupported(f"{strategy.selected_by[0]} = {strategy.copies}: the engine allows at most {most}")
+    if isinstance(strategy, Beam) and (request.top is not None or request.prompt_logprobs):
+        raise Unsupported("log-probabilities are of sampled answers: leave them out of a beam search")
     if request.prompt_logprobs and model.encoder is not None:
         raise Unsupported("prompt_logprobs: an encoder-decoder reads a source, which has no log-probabilities")
     if request.top is not None and not 0 <= request.top <= (info.vocabulary or 0):
@@ -83,7 +81,7 @@ def _check_lengths(info: Model, model: Transformer, limits: Limits, request: Req
         raise TooLong(f"max_new_tokens = {new}: the limit is {limits.max_new_tokens}")
     if pair and info.max_source is not None and read > info.max_source:
         raise TooLong(f"the source has {read} tokens, and the model reads at most {info.max_source}")
-    last = (1 if pair else read) + max(new, 1) - 1  # the last token of an answer is not read again
+    last = (1 if pair else read) + max(new, 1) - (not request.strategy.reads_last)  # most do not read the last token
     if info.max_length is not None and last > info.max_length:
         before = "" if pair else f"the prompt has {read} tokens and "
         why = f"the model has {info.max_length} positions"

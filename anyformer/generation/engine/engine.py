@@ -68,7 +68,9 @@ class Engine:
             name: _describe(name, run, tuple(adapters.get(name, ())), self.limits) for name, run in named.items()
         }
         self._bodies = {name: _model(run).eval() for name, run in named.items()}
-        self._servers = {name: self._server(name, run, adapters.get(name, {})) for name, run in named.items()}
+        self._servers, self._serial = dict[str, Server](), dict[str, SerialServer]()
+        for name, run in named.items():
+            self._serve(name, run, adapters.get(name, {}))
         self._encoders = {
             name: EncodeServer(run, self.limits.encode_tokens, self._servers[name].stats)
             for name, run in named.items()
@@ -79,20 +81,16 @@ class Engine:
         self._open = self._drain = False
         self._thread: threading.Thread | None = None
 
-    def _server(self, name: str, run: Run | Transformer, adapters: Mapping[str, Run | Transformer]) -> Server:
-        body, marked = self._bodies[name], _is_marked(run)
+    def _serve(self, name: str, run: Run | Transformer, adapters: Mapping[str, Run | Transformer]) -> None:
+        """Make the servers of a model: one with pages, where its state is paged, and one for the other requests."""
+        body, cache, marked = self._bodies[name], self.limits.cache, _is_marked(run)
         models = {key: share_body(key, body, _model(adapted)) for key, adapted in adapters.items()}
-        uncached = self.limits.cache == "none"
-        why = (
-            "its prompts see all of themselves" if marked else "nothing is stored" if uncached else why_not_paged(body)
-        )
-        if body.decoder is not None and not uncached:
+        if body.decoder is not None and cache != "none":
             check_parts(body, "is served with it: use cache = 'none', or")
-        if why is None:
-            return PagedServer(body, self.limits, models)
-        if models:
-            raise Unsupported(f"{name}: adapters need a paged cache, and {why}")
-        return SerialServer(body, marked, self.limits.cache)
+        self._servers[name] = self._serial[name] = serial = SerialServer({None: body, **models}, marked, cache)
+        if not marked and cache != "none" and why_not_paged(body) is None:
+            self._servers[name] = paged = PagedServer(body, self.limits, models)
+            serial.stats = paged.stats
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -124,14 +122,14 @@ class Engine:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, model: str | None = None) -> "Answer":
-        """Queue a request for a sampled or greedy answer; return its events: each `Token`, at last `Finished`.
+        """Queue a request for an answer; return its events: each `Token`, at last `Finished`.
 
         A request that cannot be answered raises here. Closing the iterator cancels the request.
         """
         return Answer(self._enqueue(_sampled(request), model))
 
     async def complete(self, request: Request, model: str | None = None) -> Completion:
-        """Return a sampled or greedy answer at its end: faster than token by token."""
+        """Return an answer at its end: faster than token by token."""
         sequence = self._enqueue(_sampled(request), model, streams=False)
         try:
             *items, end = await _receive(sequence)
@@ -211,7 +209,8 @@ class Engine:
     def _enqueue(self, request: Request, model: str | None, streams: bool = True) -> Sequence:
         name = self._find(model)
         check_served(self.models[name], self._bodies[name], self.limits, request)
-        server, mailbox = self._servers[name], _mailbox()
+        steps = request.strategy.streams or isinstance(request.strategy, Beam)
+        server, mailbox = (self._servers if steps else self._serial)[name], _mailbox()
         server.check(request)
         sequence = Sequence(request, mailbox, streams)
         self._send(lambda: server.add(sequence), server.stats)
@@ -232,7 +231,8 @@ class Engine:
     # -- the thread that runs the models ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        servers, encoders = list(self._servers.values()), list(self._encoders.values())
+        servers = list(dict.fromkeys([*self._servers.values(), *self._serial.values()]))
+        encoders = list(self._encoders.values())
         outboxes = [Outbox(server.stats) for server in servers]
         while True:
             with self._wake:
@@ -313,8 +313,6 @@ def _events(items: list[Item]) -> list[Event | Exception]:
 def _sampled(request: Request) -> Request:
     if isinstance(request.strategy, Beam):
         raise Unsupported("beam search has no next token: use `search`")
-    if not request.strategy.streams:
-        raise Unsupported(f"{request.strategy.title} is not served yet: use `run.generate`")
     return request
 
 

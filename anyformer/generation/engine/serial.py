@@ -1,19 +1,23 @@
-"""Requests one after the other, for models whose state is not paged: recurrent layers, prompts that see themselves."""
+"""Requests one after the other: those of models whose state is not paged, and of strategies that find whole answers.
+
+State is not paged where layers are recurrent, or prompts see all of themselves.
+"""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
 
 from anyformer.attention.cache.kv_cache import CacheKind
+from anyformer.config import ConfigError
 from anyformer.generation.beam_search import NonFiniteSearch, run_beam_search
 from anyformer.generation.engine.beams import hypotheses
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.request import Finished, Hypothesis, Token, Unsupported
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
-from anyformer.generation.generate import Picked, stream_sampling
+from anyformer.generation.generate import Picked, decode
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from anyformer.kernels.conventions import SEEN
@@ -23,10 +27,10 @@ NOT_FINITE = "the model's logits are not finite"
 
 
 class SerialServer:
-    """Answers requests by `decoding`, the oldest first."""
+    """Answers requests by `generation`, the oldest first, by one of several models: None, or that of an adapter."""
 
-    def __init__(self, model: Transformer, marked: bool, cache: CacheKind):
-        self.model, self.marked, self.cache, self.stats = model, marked, cache, Stats()
+    def __init__(self, models: Mapping[str | None, Transformer], marked: bool, cache: CacheKind):
+        self.models, self.marked, self.cache, self.stats = models, marked, cache, Stats()
         self._waiting: deque[Sequence] = deque()
         self._tokens: Iterator[Picked] | None = None
 
@@ -36,7 +40,7 @@ class SerialServer:
 
     def check(self, request: Request) -> None:
         if request.top is not None or request.prompt_logprobs:
-            raise Unsupported("log-probabilities are for models whose state is paged: this one has other layers")
+            raise Unsupported("log-probabilities are of sampled answers, and of models whose state is paged")
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
@@ -44,7 +48,10 @@ class SerialServer:
     def step(self, out: Outbox) -> None:
         sequence = self._waiting[0]
         out.start(sequence)
-        end = sequence.end("cancelled") if sequence.cancelled else self._advance(sequence, out)
+        try:
+            end = sequence.end("cancelled") if sequence.cancelled else self._advance(sequence, out)
+        except ConfigError as error:  # options that do not fit this model
+            end = sequence.end("error", str(error))
         if end is not None:
             found = end if isinstance(end, list) else None
             out.finish(sequence, sequence.end("stop") if isinstance(end, list) else end, found)
@@ -59,16 +66,17 @@ class SerialServer:
 
     def _advance(self, sequence: Sequence, out: Outbox) -> Finished | list[Hypothesis] | None:
         """Return the end of a request, if this step has reached it."""
-        ids = sequence.request.ids.to(next(self.model.parameters()).device)
+        model = self.models[sequence.request.adapter]
+        ids = sequence.request.ids.to(next(model.parameters()).device)
         marks = torch.full_like(ids, SEEN) if self.marked else None
-        request = replace(sequence.request, ids=ids, cache=self.cache, marks=marks)
+        request = replace(sequence.request, ids=ids, cache=self.cache, marks=marks, adapter=None)
         if isinstance(request.strategy, Beam):
             try:
-                return hypotheses(run_beam_search(self.model, request))
+                return hypotheses(run_beam_search(model, request))
             except NonFiniteSearch:
                 return sequence.end("error", NOT_FINITE)
         if self._tokens is None:
-            self._tokens = stream_sampling(self.model, request)
+            self._tokens = decode(model, request)
         picked = next(self._tokens, None)
         if picked is None:
             return sequence.end("length")
