@@ -8,7 +8,7 @@ prompt is searched as if it were alone, whatever the rest of the batch does.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def run_beam_search(model: Transformer, request: Request) -> Hypotheses:
         session, stop = Session(model, request, copies=strategy.beams), request.stop_ids
         # with an empty batch the loop still needs one step
         longest = max(request.budgets, default=1)
-        rules = Rules(session, request, strategy)
+        rules = Rules(request, session.logits.shape[-1], session.ids.device)
         key = None if rules.may_synchronise else ("search", strategy, stop, longest)
 
         def make() -> Search:
@@ -82,7 +82,7 @@ def run_beam_search(model: Transformer, request: Request) -> Hypotheses:
 
         def choose(logits: Tensor) -> None:
             if key is None or strategy.groups > 1:
-                rules.choose(search, session, logits)
+                rules.choose(search, session.history, logits)
             else:
                 run = compiled(choose_top, id(model), len(logits)) if request.compile else choose_top
                 run(search, logits)
@@ -194,24 +194,13 @@ def choose_top(search: Search, logits: Tensor) -> None:
     search.update(_candidates(flat, scores, search))
 
 
-class SearchInput(Protocol):
-    """The part of a session that `Rules` reads."""
-
-    logits: Tensor  # of the next token [rows, v]
-
-    @property
-    def ids(self) -> Tensor: ...
-    @property
-    def history(self) -> History: ...
-
-
 class Rules:
     """Everything that changes log-probabilities: processors, automata, the diversity of groups."""
 
-    def __init__(self, session: SearchInput, request: Request, strategy: Beam):
-        vocab, stop, constraint = session.logits.shape[-1], request.stop_ids, request.constraint
+    def __init__(self, request: Request, vocab: int, device: torch.device):
+        stop, constraint = request.stop_ids, request.constraint
         self.budgets = request.budgets
-        own = build(strategy, vocab=vocab, stop=stop, device=session.ids.device)
+        own = build(request.strategy, vocab=vocab, stop=stop, device=device)
         self.processors: tuple[Processor, ...] = (*request.processors, *own)
         self.phrases = Phrases(request.phrases, vocab=vocab, stop=stop) if request.phrases else None
         if constraint is not None:
@@ -233,12 +222,12 @@ class Rules:
         self.new += 1
         self.states = [a.advance(state[rows], added) for a, state in zip(self.automata, self.states, strict=True)]
 
-    def choose(self, search: Search, session: SearchInput, logits: Tensor) -> None:
+    def choose(self, search: Search, history: History, logits: Tensor) -> None:
         """Choose the next token of each beam from logits [b * w, v]."""
         width, groups, left = search.width, search.strategy.groups, search.budgets - search.step - 1
         log_p = at_least_fp32(logits).log_softmax(dim=-1)
         failed = search.mark_nonfinite(log_p.isnan().any(dim=1))
-        log_p = process(self.processors, session.history, log_p)
+        log_p = process(self.processors, history, log_p)
         for automaton, state in zip(self.automata, self.states, strict=True):
             allowed = automaton.allowed_within(state, left.repeat_interleave(width) + 1)
             log_p = log_p.masked_fill(~allowed, -math.inf)

@@ -17,14 +17,14 @@ class Beams:
     def __init__(self, request: Request, prompt: tuple[int, ...], logits: Tensor):
         strategy = request.strategy
         assert isinstance(strategy, Beam)
-        self.logits = at_least_fp32(logits).expand(strategy.beams, -1)
+        logits = at_least_fp32(logits).expand(strategy.beams, -1)
         self.ids = torch.tensor([prompt], device=logits.device).expand(strategy.beams, -1)
         self.longest, self.prompt_length, self.steps = request.longest, len(prompt), 0
-        self.search = Search(strategy, 1, self.longest, request.stop_ids, self.logits)
+        self.search = Search(strategy, 1, self.longest, request.stop_ids, logits)
         self.search.begin([self.longest])
-        self.rules = Rules(self, request, strategy)
+        self.rules = Rules(request, logits.shape[-1], logits.device)
         self.rules.begin(self.search)
-        self.choose(self.logits)
+        self.choose(logits)
 
     @property
     def history(self) -> History:
@@ -35,7 +35,7 @@ class Beams:
     def choose(self, logits: Tensor) -> None:
         """Choose the next token of each beam from logits [beams, v]."""
         if self.rules.may_synchronise or self.search.strategy.groups > 1:
-            self.rules.choose(self.search, self, logits)
+            self.rules.choose(self.search, self.history, logits)
         else:
             choose_top(self.search, logits)
         self.steps += 1

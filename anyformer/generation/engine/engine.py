@@ -13,7 +13,7 @@ from anyformer.generation.engine.admission import check_served, limits_of, longe
 from anyformer.generation.engine.encoders import EncodeServer, Scoring, TextJob
 from anyformer.generation.engine.outbox import Outbox, Server
 from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.pool import why_not_paged
+from anyformer.generation.engine.pool import is_paged
 from anyformer.generation.engine.request import (
     Closing,
     Completion,
@@ -88,7 +88,7 @@ class Engine:
         if body.decoder is not None and cache != "none":
             check_parts(body, "is served with it: use cache = 'none', or")
         self._servers[name] = self._serial[name] = serial = SerialServer({None: body, **models}, marked, cache)
-        if not marked and cache != "none" and why_not_paged(body) is None:
+        if not marked and cache != "none" and is_paged(body):
             self._servers[name] = paged = PagedServer(body, self.limits, models)
             serial.stats = paged.stats
 

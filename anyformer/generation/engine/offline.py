@@ -6,7 +6,7 @@ import torch
 
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import NOT_FINITE, PagedServer
-from anyformer.generation.engine.pool import why_not_paged
+from anyformer.generation.engine.pool import is_paged
 from anyformer.generation.engine.request import Finished, Hypothesis, Limits, Token, TooLong
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
@@ -54,7 +54,7 @@ class OfflineEngine:
     def _supports(self, request: GenerationRequest) -> bool:
         task = request.task
         plain = type(request.strategy) is Sampling and not request.settings and not request.constraints.phrases
-        return plain and not task.marked and media_of(task) is None and why_not_paged(self.model) is None
+        return plain and not task.marked and media_of(task) is None and is_paged(self.model)
 
     def _sequences(self, request: GenerationRequest) -> dict[int, Sequence] | None:
         """Return a sequence for each text that has a prompt, the longest first; None if one needs too many pages."""

@@ -12,19 +12,14 @@ from anyformer.nn.model import Transformer
 CPU_POOL_TOKENS = 65536  # of a model on the CPU, where free memory is not measured
 
 
-def why_not_paged(model: Transformer) -> str | None:
-    """Return why the state of a model is not paged; None if it is."""
+def is_paged(model: Transformer) -> bool:
+    """Return whether the state of a model is keys and values of tokens, in pages."""
     decoder = model.config.decoder
-    if decoder is None:
-        return "it has no decoder"
-    if decoder.memory:
-        return "it has a segment memory"
-    for block in decoder.unrolled():
-        if block.mixer.stores(model.config.width) is None:
-            return f"its '{block.mixer.kind}' layers store nothing"
-        if not isinstance(block.mixer, Attention | NoMixer):
-            return f"its decoder has '{block.mixer.kind}' layers"
-    return None
+    if decoder is None or decoder.memory:
+        return False
+    mixers = [block.mixer for block in decoder.unrolled()]
+    stored = all(mixer.stores(model.config.width) is not None for mixer in mixers)
+    return stored and all(isinstance(mixer, Attention | NoMixer) for mixer in mixers)
 
 
 def new_pool(model: Transformer, pages: tuple[int, int], page_size: int, int8: bool = False) -> Pool:
