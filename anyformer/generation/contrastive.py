@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.generation.constraints.constraint import check_fit
-from anyformer.generation.constraints.rollback import ConstraintMask
 from anyformer.generation.generate import NonFiniteLogits
-from anyformer.generation.logit_processors import Allowed, Processor, build, process
+from anyformer.generation.logit_processors import process
 from anyformer.generation.request import Request, check_request
 from anyformer.generation.session import Session
 from anyformer.generation.strategy import Contrastive
@@ -47,7 +45,7 @@ def run_contrastive(model: Transformer, request: Request) -> Tensor:
         vocab, device = session.logits.shape[-1], session.ids.device
         if candidates > vocab:
             raise ConfigError([Fault("candidates", f"= {candidates}: the vocabulary has {vocab}")])
-        processors = _processors(session, request, strategy)
+        processors = session.processors(request)
         stop, fill = torch.tensor(request.stop_ids, dtype=torch.long, device=device), session.fill_id(request.stop_ids)
         first = torch.arange(0, len(session.ids), candidates, device=device)  # the copies of a prompt are equal here
         budgets = torch.tensor(request.budgets, device=device)
@@ -80,16 +78,6 @@ def run_contrastive(model: Transformer, request: Request) -> Tensor:
     if bool(failed.any()):
         raise NonFiniteLogits(failed.nonzero()[:, 0].tolist(), out)
     return out
-
-
-def _processors(session: Session, request: Request, strategy: Contrastive) -> tuple[Processor, ...]:
-    vocab, stop, device = session.logits.shape[-1], request.stop_ids, session.ids.device
-    processors = (*request.processors, *build(strategy, vocab=vocab, stop=stop, device=device))
-    if request.constraint is None:
-        return processors
-    check_fit(request.constraint, vocab, stop)
-    budgets = [budget for budget in request.budgets for _ in range(strategy.candidates)]
-    return (*processors, Allowed(ConstraintMask(request.constraint, budgets, device)))
 
 
 def _directions(hidden: Tensor) -> Tensor:

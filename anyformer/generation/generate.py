@@ -10,9 +10,8 @@ from torch import Tensor
 from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError
 from anyformer.generation.check import integer_faults
-from anyformer.generation.constraints.constraint import Constraint, check_fit
-from anyformer.generation.constraints.rollback import ConstraintMask
-from anyformer.generation.logit_processors import Processor, build, process
+from anyformer.generation.constraints.constraint import Constraint
+from anyformer.generation.logit_processors import process
 from anyformer.generation.prefix_cache import Reuse
 from anyformer.generation.request import Request, check_request
 from anyformer.generation.sampling import greedy, row_seeds, sample
@@ -144,53 +143,31 @@ def _stream(model: Transformer, request: Request, patience: int | None) -> Itera
 def _start(model: Transformer, request: Request, patience: int | None) -> tuple[Session, Iterator[Picked]]:
     session, sampling = Session(model, request), request.strategy
     assert isinstance(sampling, Sampling)
-    vocab, device, stop = session.logits.shape[-1], session.ids.device, request.stop_ids
-    allowed = None
-    if request.constraint is not None:
-        check_fit(request.constraint, vocab, stop)
-        allowed = ConstraintMask(request.constraint, request.budgets, device)
+    device, stop = session.ids.device, request.stop_ids
     seeds = None if sampling.temperature == 0 else seeds_of(request.seed, len(session.ids), device)
-    fill = session.fill_id(stop)
     # constraints and the caller's processors may synchronise with the host
     captured = request.constraint is None and not request.processors
-    key = ("say", sampling, stop, fill) if captured else None
+    key = ("say", sampling, stop, session.fill_id(stop)) if captured else None
 
     def make() -> DecodeState:
-        own = build(sampling, vocab=vocab, stop=stop, allowed=allowed, device=device)
-        processors = (*request.processors, *own)
-        return DecodeState(len(session.ids), request.longest, processors, seeds is not None, stop, fill, device)
+        return DecodeState(session, request, seeds is not None)
 
     state = make() if key is None else session.buffers.keep(key, make)
     state.begin(request.budgets, seeds)
     patience = patience or steps_between_checks(device, can_end=bool(stop) or request.constraint is not None)
-    return session, _closing(session, _steps(session, state, patience, key))
-
-
-def _closing(session: Session, picked: Iterator[Picked]) -> Iterator[Picked]:
-    try:
-        yield from picked
-    finally:  # also when the caller stops iterating
-        session.close()
+    return session, _steps(session, state, patience, key)
 
 
 class DecodeState:
     """The answers of all rows and whether they have ended: tensors with fixed addresses, so that steps are captured."""
 
-    def __init__(
-        self,
-        rows: int,
-        longest: int,
-        processors: Sequence[Processor],
-        samples: bool,
-        stop: Sequence[int],
-        fill: int,
-        device: torch.device,
-    ):
-        self.longest, self.processors, self.fill = longest, processors, fill
-        self.stop = torch.tensor(list(stop), device=device, dtype=torch.long)
+    def __init__(self, session: Session, request: Request, samples: bool):
+        rows, device, self.longest = len(session.ids), session.ids.device, request.longest
+        self.processors, self.fill = session.processors(request), session.fill_id(request.stop_ids)
+        self.stop = torch.tensor(request.stop_ids, device=device, dtype=torch.long)
         self.budgets = torch.zeros(rows, dtype=torch.long, device=device)
         self.seeds = torch.zeros_like(self.budgets) if samples else None
-        self.ids = torch.zeros(rows, longest, dtype=torch.long, device=device)
+        self.ids = torch.zeros(rows, self.longest, dtype=torch.long, device=device)
         self.ok = torch.zeros_like(self.ids, dtype=torch.bool)  # whether logits were finite
         self.count = torch.zeros_like(self.budgets)  # tokens of each row, up to its end
         self.step = torch.zeros(1, dtype=torch.long, device=device)
@@ -236,19 +213,22 @@ def _steps(session: Session, state: DecodeState, patience: int, key: Hashable | 
     def move(read: Read) -> None:
         state.choose(session, read(state.newest, state.running))
 
-    if state.longest:
-        session.run_first(lambda logits: state.choose(session, logits), key)
     yielded = 0
-    for step in range(1, state.longest + 1):
-        if step == state.longest or step % patience == 0:
-            over = bool(state.ended.all())
-            last = int(state.count.amax()) if over else step  # rows may have ended earlier
-            if last > yielded:
-                yield state.ids[:, yielded:last].clone(), state.ok[:, yielded:last].clone()
-            yielded = step
-            if over:
-                return
-        session.run_step(move, key)
+    try:
+        if state.longest:
+            session.run_first(lambda logits: state.choose(session, logits), key)
+        for step in range(1, state.longest + 1):
+            if step == state.longest or step % patience == 0:
+                over = bool(state.ended.all())
+                last = int(state.count.amax()) if over else step  # rows may have ended earlier
+                if last > yielded:
+                    yield state.ids[:, yielded:last].clone(), state.ok[:, yielded:last].clone()
+                yielded = step
+                if over:
+                    return
+            session.run_step(move, key)
+    finally:  # also when the caller stops iterating
+        session.close()
 
 
 def steps_between_checks(device: torch.device, can_end: bool) -> int:

@@ -7,7 +7,7 @@ A strategy whose steps need nothing from the host calls `run_step`: on a GPU the
 
 import warnings
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
@@ -18,7 +18,9 @@ from anyformer.attention.layout import check, check_values, choose_segments, rea
 from anyformer.config import ConfigError, Fault
 from anyformer.generation import buffers
 from anyformer.generation.buffers import DecodeBuffers
-from anyformer.generation.logit_processors import History
+from anyformer.generation.constraints.constraint import check_fit
+from anyformer.generation.constraints.rollback import ConstraintMask
+from anyformer.generation.logit_processors import History, Processor, build
 from anyformer.generation.prefill import Prompts, can_capture, prefill, prefill_captured, start_ids
 from anyformer.generation.prefix_cache import Fingerprint, Reuse
 from anyformer.generation.request import Request
@@ -67,7 +69,8 @@ class Session:
         self.position_bound = _position_bound(ids, None if pair else prompts.segments)
         slots = self.prompt_length + budget
         self._key: Hashable = None
-        if request.marks is None and request.media is None and buffers.captures(device):
+        self._captures = buffers.captures(device)
+        if request.marks is None and request.media is None and self._captures:
             source = (sizes[1], prompts.segments is None) if pair else None
             self._key = buffers.key_of(
                 model, len(ids), copies, slots, budget, source, kind, slack, request.compile, request.reuse is None
@@ -126,8 +129,9 @@ class Session:
         if new.shape[1] > 1 or self._near_limit():
             with use_prepacked(self._prepacked, new.numel()):
                 self.hidden, logits = step(self.model, self.cache, new, present, self.position_bound)
-        elif not buffers.captures(new.device):
-            self.hidden, logits = self._counted(lambda: self._step(new, present))
+        elif not self._captures:
+            run = partial(self._step, new, present)
+            self.hidden, logits = self._counted(run) if self.compile else run()
         else:
             fixed = self.buffers.keep("read", lambda: (new.clone(), torch.ones_like(new, dtype=torch.bool)))
             fixed[0].copy_(new)
@@ -140,7 +144,7 @@ class Session:
 
     def _read_by_row(self, new: Tensor, present: Tensor) -> Tensor:
         """Do the same where each row has separate slots; single tokens of a draft model are read by a graph."""
-        if new.shape[1] > 1 or self._in_step or not self.fits or not buffers.captures(new.device):
+        if new.shape[1] > 1 or self._in_step or not self.fits or not self._captures:
             self.hidden, logits = self._step_by_row(new, present)
         else:
             fixed = self.buffers.keep("read", lambda: (new.clone(), present.clone()))
@@ -164,7 +168,7 @@ class Session:
 
     def run_captured(self, move: Callable[[], None], key: Hashable | None) -> None:
         """Run a step of any number of reads where each row has separate slots; `key` as in `run_step`."""
-        if key is None or not buffers.captures(self.cache.length.device):
+        if key is None or not self._captures:
             move()
             return
         self._in_step = True
@@ -175,7 +179,7 @@ class Session:
 
     def run_first(self, choose: Callable[[Tensor], None], key: Hashable | None) -> None:
         """Choose from the logits of the prompts, before the loop; `key` as in `run_step`."""
-        if key is None or not buffers.captures(self.cache.length.device):
+        if key is None or not self._captures:
             choose(self.logits)
             return
         fixed = self.buffers.keep("first", self.logits.clone)
@@ -188,7 +192,7 @@ class Session:
         With a key the step may be captured: `move` does nothing but change tensors with fixed addresses, in the same
         way under the same key.
         """
-        if key is None or not buffers.captures(self.cache.length.device) or self._near_limit(1):
+        if key is None or not self._captures or self._near_limit(1):
             move(lambda new, present: self.read(new, present)[:, -1])
             return
         self._in_step = True
@@ -253,6 +257,16 @@ class Session:
         ids, present = (self._ids, self._present) if self._in_step else (self.ids, self.present)
         new = torch.arange(ids.shape[1], device=ids.device) >= self.prompt_length
         return History(ids, present, new.expand_as(present))
+
+    def processors(self, request: Request) -> tuple[Processor, ...]:
+        """Return what changes the logits of a request: the caller's functions, its constraint and its options."""
+        vocab, device, stop, allowed = self.logits.shape[-1], self.ids.device, request.stop_ids, None
+        if request.constraint is not None:
+            check_fit(request.constraint, vocab, stop)
+            budgets = [budget for budget in request.budgets for _ in range(self._copies)]
+            allowed = ConstraintMask(request.constraint, budgets, device)
+        own = build(request.strategy, vocab=vocab, stop=stop, allowed=allowed, device=device)
+        return (*request.processors, *own)
 
     def fill_id(self, stop: tuple[int, ...]) -> int:
         """Return the id that fills a row after its end."""

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from anyformer.config import ModelConfig
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.generation.constraints.constraint import check_fit
-from anyformer.generation.constraints.rollback import ConstraintMask
 from anyformer.generation.drafters import (
     Drafter,
     HeadDrafter,
@@ -33,7 +31,6 @@ from anyformer.generation.drafters import (
     source_of,
 )
 from anyformer.generation.generate import NonFiniteLogits, seeds_of, steps_between_checks
-from anyformer.generation.logit_processors import build
 from anyformer.generation.prefill import synchronises
 from anyformer.generation.request import Request, check_request
 from anyformer.generation.session import Session
@@ -110,17 +107,10 @@ def _key(session: Session, request: Request, strategy: Speculation) -> Hashable 
 
 
 def _verifier(session: Session, request: Request, strategy: Speculation, key: Hashable | None) -> Verifier:
-    vocab, device, stop = session.logits.shape[-1], session.ids.device, request.stop_ids
-    seeds = None if strategy.temperature == 0 else seeds_of(request.seed, len(session.ids), device)
+    seeds = None if strategy.temperature == 0 else seeds_of(request.seed, len(session.ids), session.ids.device)
 
     def make() -> Verifier:
-        allowed = None
-        if request.constraint is not None:
-            check_fit(request.constraint, vocab, stop)
-            allowed = ConstraintMask(request.constraint, request.budgets, device)
-        own = build(strategy, vocab=vocab, stop=stop, allowed=allowed, device=device)
-        processors = (*request.processors, *own)
-        return Verifier(session, request.longest, strategy.ahead, processors, seeds is not None, stop)
+        return Verifier(session, request, strategy.ahead, seeds is not None)
 
     verifier = make() if key is None else session.buffers.keep(key, make)
     verifier.begin(request.budgets, seeds)

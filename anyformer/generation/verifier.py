@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from anyformer.generation.drafters import Proposal, choose
-from anyformer.generation.logit_processors import Processor, process
+from anyformer.generation.logit_processors import process
+from anyformer.generation.request import Request
 from anyformer.generation.sampling import Choice, bits, widest
 from anyformer.generation.session import Session
 from anyformer.kernels.runtime import at_least_fp32
@@ -18,18 +19,10 @@ TEST_STEP = 2 << 30  # added to the step: noise of tests, independent of that of
 class Verifier:
     """The answers so far, extended by verified tokens: tensors with fixed addresses, so that steps are captured."""
 
-    def __init__(
-        self,
-        session: Session,
-        longest: int,
-        ahead: int,
-        processors: Sequence[Processor],
-        samples: bool,
-        stop: Sequence[int],
-    ):
-        device, rows = session.ids.device, len(session.ids)
-        self.processors, self.fill = tuple(processors), session.fill_id(tuple(stop))
-        self.stop = torch.tensor(list(stop), dtype=torch.long, device=device)
+    def __init__(self, session: Session, request: Request, ahead: int, samples: bool):
+        device, rows, longest = session.ids.device, len(session.ids), request.longest
+        self.processors, self.fill = session.processors(request), session.fill_id(request.stop_ids)
+        self.stop = torch.tensor(request.stop_ids, dtype=torch.long, device=device)
         self.budgets = torch.zeros(rows, dtype=torch.long, device=device)
         self.seeds = torch.zeros_like(self.budgets) if samples else None
         self.ids = torch.zeros(rows, longest + ahead + 1, dtype=torch.long, device=device)  # drafts past a budget, too

@@ -40,7 +40,7 @@ class SerialServer:
 
     def check(self, request: Request) -> None:
         if request.top is not None or request.prompt_logprobs:
-            raise Unsupported("log-probabilities are of sampled answers, and of models whose state is paged")
+            raise Unsupported("log-probabilities are for models whose state is paged: this one has other layers")
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
