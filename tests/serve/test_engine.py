@@ -52,13 +52,14 @@ def test_search_returns_hypotheses():
         assert hypothesis.score == pytest.approx(float(found.scores[0, n]), abs=1e-5)
 
 
+@pytest.mark.parametrize("cache", ["auto", "none"])
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-def test_a_search_with_one_beam_is_greedy(penalty: float):
+def test_a_search_with_one_beam_is_greedy(penalty: float, cache: str):
     model = pair()
     sources = [(3, 4, 5), (6,), (2, 7, 7, 2, 5, 3), (9, 8)]
 
     async def run():
-        async with af.Engine(model) as engine:
+        async with af.Engine(model, Limits(cache=cache)) as engine:
             strategy = Beam(beams=1, length_penalty=penalty)
             return await asyncio.gather(*(engine.search(ask(ids, 6, strategy, stop=(7, 2))) for ids in sources))
 

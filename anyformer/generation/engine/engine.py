@@ -148,8 +148,9 @@ class Engine:
             raise Unsupported("hypotheses are those of beam search: give beams")
         if not 1 <= n_best <= request.strategy.beams:
             raise Unsupported(f"n_best = {n_best}: must be from 1 to the number of beams, {request.strategy.beams}")
-        penalty = request.strategy.length_penalty
-        if request.strategy == Beam(beams=1, length_penalty=penalty):
+        penalty, name = request.strategy.length_penalty, self._find(model)
+        paged = self._servers[name] is not self._serial[name]  # and has log-probabilities
+        if paged and request.strategy == Beam(beams=1, length_penalty=penalty):
             return [await self._greedy(request, penalty, model)]
         sequence = self._enqueue(request, model)
         try:
