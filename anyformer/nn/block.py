@@ -52,7 +52,7 @@ class SequentialBlock(nn.ModuleDict):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for name, sublayer in self.items():
-            x = sublayer(x, ctx if ctx.taps is None else ctx.scoped(name))
+            x = sublayer(x, ctx if ctx.taps is None else ctx.scoped(name))  # [b, t, d]
         return x
 
 
@@ -68,7 +68,7 @@ class ParallelBlock(nn.Module):
         self.norm_in, self.norm_sum = norm_in, norm_sum
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        h = normed(self.norm_in, x, ctx.layout, ctx.aux)
+        h = normed(self.norm_in, x, ctx.layout, ctx.aux)  # [b, t, d]
         total = x if self.residual else torch.zeros_like(x)
         for name in self.names:
             sublayer: Sublayer = getattr(self, name)

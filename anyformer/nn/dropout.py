@@ -22,7 +22,7 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and self.p):
-            return x
+            return x  # [...]: of any shape
         if torch.compiler.is_compiling() and x.is_cuda and x.numel() < 2**31:
             return hashed_dropout(x, self.p, torch.randint(2**31 - 1, (), device=x.device, dtype=torch.int32))
         if self.p < 1 and type(x) is Tensor and x.device.type == "cpu" and x.numel() >= MIN_ELEMENTS and not _traced():

@@ -51,9 +51,9 @@ class SoftmaxRouter(nn.Module):
         self.groups, self.top_groups = spec.groups, spec.top_groups
 
     def forward(self, x: Tensor) -> Choice:
-        probabilities = at_least_fp32(self.linear(x)).softmax(dim=-1)
+        probabilities = at_least_fp32(self.linear(x)).softmax(dim=-1)  # [m, d] -> [m, n]
         ranks = eligible(probabilities, self.groups, self.top_groups, best=1)
-        weights, experts = ranks.topk(self.top_k, dim=-1)
+        weights, experts = ranks.topk(self.top_k, dim=-1)  # [m, top_k]
         if self.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return Choice(experts, weights if self.scale == 1 else weights * self.scale, probabilities)
@@ -72,7 +72,7 @@ class SigmoidRouter(TrackedModule):
         self.groups, self.top_groups = spec.groups, spec.top_groups
 
     def forward(self, x: Tensor) -> Choice:
-        scores = at_least_fp32(self.linear(x)).sigmoid()
+        scores = at_least_fp32(self.linear(x)).sigmoid()  # [m, d] -> [m, n]
         ranks = eligible(scores.detach() + self.bias, self.groups, self.top_groups, best=2)
         experts = ranks.topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
@@ -117,7 +117,7 @@ class StackedLinear(nn.Module):
     def forward(self, x: Tensor, rows: ExpertRows) -> tuple[Tensor, ...]:
         x = self.cast(x)
         if self.format is None:
-            y = expert_matmul(x, self.rows().to(x.dtype), rows)
+            y = expert_matmul(x, self.rows().to(x.dtype), rows)  # [rows, in] -> [rows, out]
         else:
             y = self.format.expert_matmul(x, rows)
         if self.bias is not None:

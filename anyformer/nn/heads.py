@@ -262,7 +262,7 @@ class LearnedLength(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.log_scale.clamp(max=self.MAX) if self.training else self.log_scale
-        return F.normalize(x, dim=-1) * (scale / 2).exp()
+        return F.normalize(x, dim=-1) * (scale / 2).exp()  # [b, d]
 
 
 def pool(x: Tensor, layout: Layout, how: Pool) -> Tensor:

@@ -49,7 +49,7 @@ class ImageEmbedding(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         images = images.to(self.project.weight.dtype)
         if self.stem is None:
-            x = cut_patches(images, self.spec.patch)
+            x = cut_patches(images, self.spec.patch)  # [n, patches, c·p·p]
         else:
             x = self.stem(images).flatten(2).transpose(1, 2)
         return self._placed(self.project(x))
@@ -123,7 +123,7 @@ class SoundEmbedding(nn.Module):
         for convolution, stride in zip(self.convolutions, self.strides, strict=True):
             x = F.gelu(convolution(_cut_off(x, frames)))
             frames = None if frames is None else -(-frames // stride)
-        return x.transpose(1, 2)
+        return x.transpose(1, 2)  # [n, d, places] -> [n, places, d]
 
 
 def _cut_off(x: Tensor, frames: Tensor | None) -> Tensor:

@@ -104,7 +104,7 @@ class OverBatch(TrackedModule):
 
     def forward(self, x: Tensor, segments: Tensor | None, aux: AuxOutputs | None) -> Tensor:
         y = at_least_fp32(x)
-        mean, variance = self._seen(y, segments, aux) if self.training else (self.mean, self.variance)
+        mean, variance = self._seen(y, segments, aux) if self.training else (self.mean, self.variance)  # [d]
         return ((y - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(x.dtype)
 
     def _seen(self, y: Tensor, segments: Tensor | None, aux: AuxOutputs | None) -> tuple[Tensor, Tensor]:

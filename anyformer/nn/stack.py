@@ -85,7 +85,7 @@ class SkipConnections(nn.Module):
                 weights.fill_(value)
 
     def forward(self, layer: int, x: Tensor, skipped: Skipped) -> Tensor:
-        early = self.depth - 1 - layer
+        early = self.depth - 1 - layer  # whose output [b, t, d] is added
         if self.unet is not None and early < len(self.unet):
             x = x + self.unet[early].to(x.dtype) * skipped.outputs[early]
         if self.own is not None and self.embedding is not None:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.nn import attention, block, feedforward, linear, model as models, norm, stack
+from anyformer.nn import attention, block, linear, norm
 from anyformer.nn.context import Context
 
 ROOT = os.path.dirname(af.__file__)
@@ -77,19 +78,24 @@ def parsed(module: ModuleType) -> ast.Module:
     return ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
 
 
-def forwards() -> Iterator[tuple[str, ast.FunctionDef]]:
-    for module in (attention, block, feedforward, linear, models, norm, stack):
-        for cls in parsed(module).body:
-            for node in cls.body if isinstance(cls, ast.ClassDef) else ():
+def forwards() -> Iterator[tuple[str, str, ast.FunctionDef]]:
+    """The forward functions of modules, each with its class as it is written; not those of single statements."""
+    for path in sorted(Path(ROOT, "nn").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for cls in ast.parse(text).body if path.parent.name not in ("inspection", "transforms") else ():
+            for node in cls.body if isinstance(cls, ast.ClassDef) and not cls.name.startswith("_") else ():
                 if isinstance(node, ast.FunctionDef) and node.name == "forward" and len(node.body) > 1:
-                    yield f"{module.__name__}.{cls.name}", node
+                    code = "\n".join(text.splitlines()[cls.lineno - 1 : cls.end_lineno])
+                    yield f"{path.stem}.{cls.name}", code, node
 
 
-@pytest.mark.parametrize(("name", "node"), list(forwards()))
-def test_a_forward_function_fits_on_a_screen(name: str, node: ast.FunctionDef) -> None:
+@pytest.mark.parametrize(("name", "code", "node"), [pytest.param(*one, id=one[0]) for one in forwards()])
+def test_a_forward_function_fits_on_a_screen_and_says_shapes(name: str, code: str, node: ast.FunctionDef) -> None:
     first = node.body[1] if ast.get_docstring(node) is not None else node.body[0]
     assert node.end_lineno is not None
     assert node.end_lineno - first.lineno + 1 <= MAX_FORWARD_LINES, name
+    said = re.findall(r'#[^\n]*|""".*?"""', code, re.DOTALL)
+    assert any("[" in part for part in said), f"{name}: no shape, as in [b, t, d]"
 
 
 def test_a_context_is_small() -> None:
