@@ -24,6 +24,7 @@ from anyformer.config import (
     ModelConfig,
     Shape,
     Side,
+    Stack,
 )
 from anyformer.config.spec import did_you_mean
 from anyformer.interop.config_fields import Fields, shown
@@ -185,6 +186,13 @@ class Tiles(NamedTuple):
 
     prefix: tuple[Block, ...]
     blocks: tuple[Block, ...]
+
+
+def map_blocks(config: ModelConfig, change: Callable[[Block], Block]) -> ModelConfig:
+    """Return a decoder with changed blocks."""
+    stack = expect(config.decoder, Stack, "decoder")
+    blocks = {"prefix": tuple(map(change, stack.prefix)), "blocks": tuple(map(change, stack.blocks))}
+    return config.model_copy(update={"decoder": stack.model_copy(update=blocks)})
 
 
 def tile_layers(layers: Sequence[Block]) -> Tiles:

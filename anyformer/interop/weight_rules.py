@@ -176,6 +176,22 @@ class Constant(NamedTuple):
 
 
 AnyRule = Rule | Alias | Constant
+Names = Mapping[str, str | tuple[str, ...]]  # parts of a layer of ours, each with its public names
+
+
+def layer_rules(
+    ours: str, theirs: str, depth: int, names: Names, conversions: Mapping[str, Conversion] | None = None
+) -> Iterator[Rule]:
+    """Yield the rules of all layers, whose names are in a table; `conversions` are by the names of ours."""
+    for i in range(depth):
+        for part, public in names.items():
+            parts = (f"{theirs}.{i}.{name}" for name in ((public,) if isinstance(public, str) else public))
+            yield Rule(f"{ours}.{i}.{part}", *parts, conversion=(conversions or {}).get(part))
+
+
+def split_names(pattern: str, parts: str = "qkv") -> tuple[str, ...]:
+    """Return the names of queries, keys and values, each by its letter."""
+    return tuple(pattern.format(part) for part in parts)
 
 
 class TensorRule(NamedTuple):

@@ -7,8 +7,7 @@ big_bird    BigBird with full attention
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
-decoder_frame  what is around the blocks of decoders, and the fields that most of them have
-decoder_heads  labels and spans of all decoders
+decoder_frame  what is around the blocks of decoders, the fields that most of them have, labels and spans
 deberta     DeBERTa-v2 and v3: disentangled attention
 deepseek    DeepSeek-V2 and V3: latent attention, shared experts
 distilbert  DistilBERT
@@ -51,7 +50,7 @@ from anyformer.interop.families.bloom import BLOOM
 from anyformer.interop.families.clip import CLIP
 from anyformer.interop.families.cohere import COHERE
 from anyformer.interop.families.deberta import DEBERTA_V2
-from anyformer.interop.families.decoder_heads import with_heads
+from anyformer.interop.families.decoder_frame import with_heads
 from anyformer.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from anyformer.interop.families.distilbert import DISTILBERT
 from anyformer.interop.families.electra import ELECTRA

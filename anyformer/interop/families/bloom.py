@@ -3,15 +3,25 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import Alibi, Attention, Block, Gelu, LayerNorm, ModelConfig, Plain, Projected
+from anyformer.config import Alibi, Gelu, ModelConfig
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
-from anyformer.interop.families.neox import fused_rules
-from anyformer.interop.family import Family, attention
+from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.families.neox import megatron_names
+from anyformer.interop.family import attention
 from anyformer.interop.weight_rules import AnyRule, Interleaved, Rule
 
-TABLE = "transformer.word_embeddings"
-ENDS = Ends(vocab=250_880, tied=True, bos=1, eos=2, context=None)
+ENDS = {"table": "transformer.word_embeddings", "norm": "transformer.ln_f"}
+NAMES = FieldNames(
+    depth="n_layer",
+    heads="n_head",
+    ff=None,
+    activation=None,
+    eps="layer_norm_epsilon",
+    dropout="hidden_dropout",
+    context=None,
+)
+LAYER = megatron_names("self_attention")
+FIELDS = DecoderFields(names=NAMES, vocab=250_880, width=64, depth=2, heads=8, tied=True, bos=1, eos=2)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -21,47 +31,19 @@ def read(fields: Fields) -> ModelConfig:
     fields.silent("pretraining_tp", "slow_but_exact", "masked_softmax_fusion", "attention_softmax_in_fp32")
     fields.silent("bias_dropout_fusion", "offset_alibi", "seq_length", "unk_token_id", "skip_bias_add")
     fields.silent("skip_bias_add_qkv", "n_inner")
-    drop, norm = fields("hidden_dropout", 0.0), LayerNorm(eps=fields("layer_norm_epsilon", 1e-5))
-    mixer = Attention(
-        heads=fields("n_head", 8), bias=True, output=Projected(bias=True), dropout=fields("attention_dropout", 0.0)
-    )
-    block = Block(mixer=mixer, feedforward=Plain(activation=Gelu(approximate="tanh")), norm=norm, dropout=drop)
-    layers = [block] * fields.depth("n_layer", 2)
-    return build_decoder(fields, fields("hidden_size", 64), layers, Alibi(), ENDS, tokens={"norm": norm})
+    block = FIELDS.block(fields, bias=True, feedforward={"activation": Gelu(approximate="tanh")})
+    return FIELDS.decoder(fields, block, Alibi(), tokens={"norm": block.norm})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Plain)
-    return {
-        "vocab_size": parts.tokens.rows,
-        "hidden_size": config.width,
-        "n_layer": parts.stack.depth,
-        "n_head": parts.mixer.heads,
-        "layer_norm_epsilon": parts.eps,
-        "hidden_dropout": parts.block.dropout,
-        "attention_dropout": parts.mixer.dropout,
-        "tie_word_embeddings": config.tie == "output",
-    }
+    return FIELDS.parts(config).fields()
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     turns = Interleaved(attention(config.decoder.blocks[0]).heads)
     yield Rule("target.norm", "transformer.word_embeddings_layernorm")
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
-        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from fused_rules(ours, theirs, "self_attention", turns)
-    yield from end_rules(config, TABLE, "transformer.ln_f")
+    yield from decoder_rules("transformer.h", LAYER, config, conversions={"mixer.inner.qkv": turns}, **ENDS)
 
 
-BLOOM = Family(
-    kind="bloom",
-    shape="decoder",
-    heads={"BloomForCausalLM": "lm", "BloomModel": "body"},
-    prefix="transformer.",
-    read=read,
-    write=write,
-    rules=rules,
-)
+BLOOM = decoder_family("bloom", "Bloom", read, write, rules, prefix="transformer.", buffers=())

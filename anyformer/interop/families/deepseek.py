@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,6 @@ from anyformer.config import (
     InvSqrtKey,
     Latent,
     ModelConfig,
-    Projected,
     RMSNorm,
     Rotary,
     Router,
@@ -24,45 +24,38 @@ from anyformer.config import (
     SoftmaxTopK,
     Stack,
     Times,
-    Tokens,
     YarnScaling,
-    position_of,
 )
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
+from anyformer.interop.config_fields import Fields, name_of, write_rotary
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import Ends, build_decoder, end_rules, llama_like
-from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
+from anyformer.interop.family import Family, attention, expect, map_blocks
 from anyformer.interop.rotary_fields import temperature
 from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, Stacked, pairs_to_halves
 
-SIZES = {  # where a config.json is silent: width, feed-forward, expert, layers, heads, vocabulary
-    2: (4096, 11_008, 1407, 32, 32, 102_400),
-    3: (7168, 18_432, 2048, 61, 128, 129_280),
+NAMES = replace(llama.NAMES, kv_heads=None, key_width=None)
+V2 = llama.Defaults(names=NAMES, vocab=102_400, length=2048, bos=1, eos=2)
+FIELDS = {  # by version
+    2: V2,
+    3: replace(V2, vocab=129_280, width=7168, ff=18_432, depth=61, heads=128, length=4096, bos=0, eos=1),
 }
+WIDTHS = {2: 1407, 3: 2048}  # of an expert, by version
 EXPERTS = {2: (64, 6, 2, 0), 3: (256, 8, 1, 3)}  # experts, chosen, shared; layers without
 
 
 def read(version: int, fields: Fields) -> ModelConfig:
-    width, ff, _, depth, heads, vocab = SIZES[version]
     for field, value in (("pretraining_tp", 1), ("mlp_bias", False), ("rope_interleave", True)):
         fields.must(field, value)
     fields.silent("output_router_logits", "num_nextn_predict_layers")
-    width, depth, heads = (
-        fields("hidden_size", width),
-        fields.depth("num_hidden_layers", depth),
-        fields("num_attention_heads", heads),
-    )
-    fields.must("num_key_value_heads", heads)
-    norm, position = RMSNorm(eps=fields("rms_norm_eps", 1e-6)), fields.rotary(10_000.0)
-    mixer = _attention(fields, heads, _temperature(fields, position))
-    act = fields.activation("hidden_act", "silu")
-    dense = Gated(width=fields("intermediate_size", ff), activation=act)
-    bare, mixture = _experts(version, fields, dense)
-    block = Block(mixer=mixer, feedforward=dense, norm=norm)
+    family = FIELDS[version]
+    fields.must("num_key_value_heads", fields("num_attention_heads", family.heads))
+    position = fields.rotary(10_000.0)
+    bias, mixer = _attention(fields, _temperature(fields, position))
+    block, depth = family.block(fields, bias=bias, mixer=mixer), family.read_depth(fields)
+    bare, mixture = _experts(version, fields, expect(block.feedforward, Gated, "feedforward"))
     mixed = block.model_copy(update={"feedforward": mixture})
-    first = 3 - version  # the id of <bos>, before that of <eos>
     layers = [block if i < bare else mixed for i in range(depth)]
-    return build_decoder(fields, width, layers, position, Ends(vocab, tied=False, bos=first, eos=first + 1))
+    return family.decoder(fields, layers, position)
 
 
 def _temperature(fields: Fields, position: Rotary) -> float:
@@ -72,27 +65,22 @@ def _temperature(fields: Fields, position: Rotary) -> float:
     return temperature(scaling.factor, weight) ** 2 if isinstance(scaling, YarnScaling) and weight else 1.0
 
 
-def _attention(fields: Fields, heads: int, tempered: float) -> Attention:
+def _attention(fields: Fields, tempered: float) -> tuple[bool, dict[str, Any]]:
+    """Return whether attention has biases, and its other options."""
     content, rotated = fields("qk_nope_head_dim", 128), fields("qk_rope_head_dim", 64)
     rank, key = fields.nullable("q_lora_rank", 1536), content + rotated
     fields.must("head_dim", rotated)
     fields.must("qk_head_dim", key)
     if rank is None:
         fields.must("attention_bias", False)  # then queries have none, and the others do
-    bias = fields("attention_bias", False)
     scale: Scale = InvSqrtKey() if tempered == 1 else Times(value=key**-0.5 * tempered)
-    return Attention(
-        heads=heads,
-        key_width=key,
-        value_width=fields("v_head_dim", 128),
-        compress=Latent(
-            rank=fields("kv_lora_rank", 512), rotary_width=rotated, query_rank=rank, norm=RMSNorm(eps=1e-6)
-        ),
-        bias=bias,
-        output=Projected(bias=bias),
-        scale=scale,
-        dropout=fields("attention_dropout", 0.0),
-    )
+    norm, compressed = RMSNorm(eps=1e-6), fields("kv_lora_rank", 512)
+    return fields("attention_bias", False), {
+        "key_width": key,
+        "value_width": fields("v_head_dim", 128),
+        "compress": Latent(rank=compressed, rotary_width=rotated, query_rank=rank, norm=norm),
+        "scale": scale,
+    }
 
 
 def _experts(version: int, fields: Fields, dense: Gated) -> tuple[int, Experts]:
@@ -109,7 +97,7 @@ def _experts(version: int, fields: Fields, dense: Gated) -> tuple[int, Experts]:
         if not fields.one_of("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy"):
             groups, top_groups = 1, 1
         router = SoftmaxTopK(normalize=False, scale=scale, groups=groups, top_groups=top_groups)
-    width = fields("moe_intermediate_size", SIZES[version][2])
+    width = fields("moe_intermediate_size", WIDTHS[version])
     return fields("first_k_dense_replace", bare, least=0), Experts(
         count=fields("n_routed_experts", count),
         top_k=fields("num_experts_per_tok", top),
@@ -121,25 +109,22 @@ def _experts(version: int, fields: Fields, dense: Gated) -> tuple[int, Experts]:
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
     stack = expect(config.decoder, Stack, "decoder")
-    tokens, layers = expect(config.target, Tokens, "target"), stack.unrolled()
-    networks = [layer.feedforward for layer in layers]
+    networks = [layer.feedforward for layer in stack.unrolled()]
     experts = expect(
         next((n for n in networks if isinstance(n, Experts)), None), Experts, "decoder.blocks.0.feedforward"
     )
     dense = next((n for n in networks if isinstance(n, Gated)), None)
-    block, mixer = layers[0], attention(layers[0])
+    network = dense or experts.expert.model_copy(update={"width": FIELDS[version].ff})
+    parts = FIELDS[version].parts(map_blocks(config, lambda block: block.model_copy(update={"feedforward": network})))
+    mixer, rotary, (key, value) = parts.mixer, parts.rotary, parts.mixer.widths(config.width)
     chooses: type[SoftmaxTopK | SigmoidTopK] = SoftmaxTopK if version == 2 else SigmoidTopK
     router = expect(experts.router, chooses, "decoder.blocks.0.feedforward.router")
     latent = expect(mixer.compress, Latent, "decoder.blocks.0.mixer.compress")
-    rotary, (key, value) = expect(position_of(mixer, stack), Rotary, "decoder.position"), mixer.widths(config.width)
     bare = next(i for i, network in enumerate(networks) if isinstance(network, Experts))
     found = {
-        "vocab_size": tokens.rows,
-        "hidden_size": config.width,
-        "intermediate_size": dense.hidden(config.width) if dense else SIZES[version][1],
+        **parts.fields(),
+        **parts.rotary_fields(),
         "moe_intermediate_size": experts.expert.hidden(config.width),
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.heads,
         "kv_lora_rank": latent.rank,
         "q_lora_rank": latent.query_rank,
@@ -155,12 +140,8 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
         "n_group": router.groups,
         "topk_group": router.top_groups,
         "hidden_act": name_of(experts.expert.activation),
-        "rms_norm_eps": expect(block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
         "attention_bias": mixer.bias,
-        "attention_dropout": mixer.dropout,
-        "max_position_embeddings": config.context or length_of(rotary, 2048 if version == 2 else 4096),
         "rope_parameters": write_rotary(rotary, latent.rotary_width) | _weight(mixer, rotary, key),
-        "tie_word_embeddings": config.tie == "output",
     }
     return found if version == 3 else found | {"topk_method": "group_limited_greedy" if router.groups > 1 else "greedy"}
 
@@ -185,20 +166,22 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     down = Reordered.parts(first, pairs_to_halves(1, latent.rank + rotated, rotated, first=latent.rank))
     rows = torch.arange(h * (content + value)).unflatten(0, (h, -1))  # of each head: those of its key, then its value
     up = Reordered((rows.numel(),), torch.cat((rows[:, :content].flatten(), rows[:, content:].flatten())))
+    inner, ranked = "mixer.inner.latent", "q_a_proj" if latent.query_rank else "q_proj"
+    names = {
+        "mixer.norm_in": "input_layernorm",
+        f"{inner}.down": (f"self_attn.{ranked}", "self_attn.kv_a_proj_with_mqa"),
+        f"{inner}.query_norm": "self_attn.q_a_layernorm",
+        f"{inner}.query_up": "self_attn.q_b_proj",
+        f"{inner}.norm": "self_attn.kv_a_layernorm",
+        f"{inner}.up": "self_attn.kv_b_proj",
+        "mixer.inner.out": "self_attn.o_proj",
+        "feedforward.norm_in": "post_attention_layernorm",
+    }
+    conversions = {f"{inner}.down": down, f"{inner}.query_up": Reordered.parts(queries), f"{inner}.up": up}
+    yield from decoder_rules("model.layers", names, config, conversions=conversions)
     for i, block in enumerate(config.decoder.unrolled()):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        name, ranked = f"{theirs}.self_attn", "q_a_proj" if latent.query_rank else "q_proj"
-        inner = f"{ours}.mixer.inner.latent"
-        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{inner}.down", f"{name}.{ranked}", f"{name}.kv_a_proj_with_mqa", conversion=down)
-        yield Rule(f"{inner}.query_norm", f"{name}.q_a_layernorm")
-        yield Rule(f"{inner}.query_up", f"{name}.q_b_proj", conversion=Reordered.parts(queries))
-        yield Rule(f"{inner}.norm", f"{name}.kv_a_layernorm")
-        yield Rule(f"{inner}.up", f"{name}.kv_b_proj", conversion=up)
-        yield Rule(f"{ours}.mixer.inner.out", f"{name}.o_proj")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from _network(f"{ours}.feedforward.inner", f"{theirs}.mlp", block, config.width)
-    yield from end_rules(config)
+        ours, theirs = f"decoder.blocks.{i}.feedforward.inner", f"model.layers.{i}.mlp"
+        yield from _network(ours, theirs, block, config.width)
 
 
 def _network(ours: str, theirs: str, block: Block, width: int) -> Iterator[Rule]:
@@ -217,7 +200,7 @@ def _network(ours: str, theirs: str, block: Block, width: int) -> Iterator[Rule]
 
 def _family(version: int) -> Family:
     title = f"DeepseekV{version}"
-    return llama_like(f"deepseek_v{version}", title, partial(read, version), partial(write, version), rules)
+    return decoder_family(f"deepseek_v{version}", title, partial(read, version), partial(write, version), rules)
 
 
 DEEPSEEK_V2, DEEPSEEK_V3 = _family(2), _family(3)

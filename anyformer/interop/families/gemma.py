@@ -1,7 +1,7 @@
 """Gemma 1, 2 and 3 (Gemma team 2024, 2025): norms with 1 + γ, scaled embeddings; from 2 on norms on both sides, caps
 and windows; 3 has norms of heads and another theta in windows."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,14 +9,10 @@ from anyformer.config import (
     LM,
     Activation,
     Attention,
-    Block,
-    Gated,
     Gelu,
     InvSqrtKey,
     ModelConfig,
     NoNorm,
-    Projected,
-    RMSNorm,
     Rotary,
     SqrtWidth,
     Times,
@@ -24,48 +20,66 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
-from anyformer.interop.config_fields import Fields, length_of, write_rotary
+from anyformer.interop.config_fields import Fields, write_rotary
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import BUFFERS, DecoderParts, Ends, build_decoder, end_rules
+from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
 from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import AnyRule, Rule
 
-SIZES = {  # where a config.json is silent: width, feed-forward, layers, heads, key/value heads, vocabulary
-    1: (3072, 24_576, 28, 16, 16, 256_000),
-    2: (2304, 9216, 26, 8, 4, 256_000),
-    3: (2304, 9216, 26, 8, 4, 262_208),
-}
 TANH = "gelu_pytorch_tanh"
+SECOND = llama.Defaults(
+    names=replace(llama.NAMES, activation="hidden_activation"),
+    norm_options={"offset": 1.0, "cast": "after_scale"},
+    vocab=256_000,
+    width=2304,
+    depth=26,
+    heads=8,
+    kv_heads=4,
+    key_width=256,
+    ff=9216,
+    activation=TANH,
+    length=8192,
+    tied=True,
+    pad=0,
+    bos=2,
+    eos=1,
+)
+SIZES = replace(SECOND, names=llama.NAMES, width=3072, depth=28, heads=16, kv_heads=16, ff=24_576)
+FIELDS = {1: SIZES, 2: SECOND, 3: replace(SECOND, vocab=262_208, length=131_072)}  # by version
+LAYER = {
+    **llama.ATTENTION,
+    **llama.NORMS,
+    **llama.GATED,
+    "mixer.norm_branch": "post_attention_layernorm",
+    "feedforward.norm_in": "pre_feedforward_layernorm",
+    "feedforward.norm_branch": "post_feedforward_layernorm",
+}
+RULES = {1: llama.rules, **dict.fromkeys((2, 3), partial(decoder_rules, "model.layers", LAYER))}
 
 
 def read(version: int, fields: Fields) -> ModelConfig:
     fields.must("use_bidirectional_attention", False)
     if version == 3:
         fields.must("attn_logit_softcapping", None)  # `transformers` reads it and does nothing
-    width, ff, depth, heads, kv_heads, vocab = SIZES[version]
-    width, depth = fields("hidden_size", width), fields.depth("num_hidden_layers", depth)
-    norm = RMSNorm(eps=fields("rms_norm_eps", 1e-6), offset=1.0, cast="after_scale")
-    bias, key = fields("attention_bias", False), fields("head_dim", 256)
+    family = FIELDS[version]
+    activation, norm, key = _activation(version, fields), family.normed(fields), fields("head_dim", 256)
     scale = fields("query_pre_attn_scalar", 256) if version > 1 else key
-    full = Attention(
-        heads=fields("num_attention_heads", heads),
-        kv_heads=fields("num_key_value_heads", kv_heads),
-        key_width=key,
-        bias=bias,
-        output=Projected(bias=bias),
-        qk_norm=norm if version == 3 else NoNorm(),
-        scale=InvSqrtKey() if scale == key else Times(value=scale**-0.5),
-        cap=_cap(fields, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
-        dropout=fields("attention_dropout", 0.0),
+    mixer = {
+        "qk_norm": norm if version == 3 else NoNorm(),
+        "scale": InvSqrtKey() if scale == key else Times(value=scale**-0.5),
+        "cap": _cap(fields, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
+    }
+    block = family.block(
+        fields,
+        bias=fields("attention_bias", False),
+        mixer=mixer,
+        feedforward={"activation": activation},
+        placement="pre" if version == 1 else "sandwich",
     )
-    layers, position = _layers(version, fields, full, depth)
-    feedforward = Gated(width=fields("intermediate_size", ff), activation=_activation(version, fields))
-    block = Block(mixer=full, feedforward=feedforward, norm=norm, placement="pre" if version == 1 else "sandwich")
+    mixers, position = _layers(version, fields, attention(block), family.read_depth(fields))
+    layers = [block.model_copy(update={"mixer": mixer}) for mixer in mixers]
     cap = _cap(fields, "final_logit_softcapping", version, 30.0)
-    blocks = [block.model_copy(update={"mixer": mixer}) for mixer in layers]
-    ends = Ends(vocab, tied=True, pad=0, bos=2, eos=1)
-    return build_decoder(fields, width, blocks, position, ends, tokens={"scale": SqrtWidth()}, head=LM(cap=cap))
+    return family.decoder(fields, layers, position, tokens={"scale": SqrtWidth()}, head=LM(cap=cap))
 
 
 def _activation(version: int, fields: Fields) -> Activation:
@@ -109,7 +123,7 @@ def _layers(version: int, fields: Fields, full: Attention, depth: int) -> tuple[
 
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Gated)
+    parts = FIELDS[version].parts(config)
     stack, mixer, key = parts.stack, parts.mixer, parts.key
     mixers = [attention(layer) for layer in stack.unrolled()]
     windows = [isinstance(pattern_of(one, "decoder"), Window) for one in mixers]
@@ -118,16 +132,7 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
         for near, one in zip(windows, mixers, strict=True)
     }
     rotary = ropes.get(False) or ropes[True]
-    found: dict[str, Any] = parts.fields(TANH) | {
-        "num_key_value_heads": mixer.groups,
-        "head_dim": key,
-        "rms_norm_eps": expect(parts.block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
-        "attention_bias": mixer.bias,
-        "max_position_embeddings": config.context or length_of(rotary, 8192 if version < 3 else 131_072),
-        "rope_parameters": write_rotary(rotary, key),
-    }
-    if version > 1:
-        found["hidden_activation"] = found.pop("hidden_act")
+    found = parts.fields() | parts.rotary_fields(rotary) | {"attention_bias": mixer.bias}
     if version == 1:
         return found
     size = max((p.before + 1 for one in mixers if isinstance(p := pattern_of(one, "decoder"), Window)), default=4096)
@@ -145,34 +150,10 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def rules(version: int, config: ModelConfig) -> Iterator[AnyRule]:
-    if version == 1:
-        yield from llama.rules(config)
-        return
-    assert config.decoder
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        yield from llama.attention_rules(f"{ours}.mixer", theirs)
-        yield Rule(f"{ours}.mixer.norm_branch", f"{theirs}.post_attention_layernorm")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.pre_feedforward_layernorm")
-        yield from llama.gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
-        yield Rule(f"{ours}.feedforward.norm_branch", f"{theirs}.post_feedforward_layernorm")
-    yield from end_rules(config)
-
-
 def _family(kind: str, title: str, version: int) -> Family:
-    body = "Gemma3TextModel" if version == 3 else f"{title}Model"
-    return Family(
-        kind=kind,
-        shape="decoder",
-        heads={f"{title}ForCausalLM": "lm", body: "body"},
-        text=Framing(before=("bos",)),
-        prefix="model.",
-        buffers=BUFFERS,
-        read=partial(read, version),
-        write=partial(write, version),
-        rules=partial(rules, version),
-    )
+    heads = {f"{title}ForCausalLM": "lm", "Gemma3TextModel" if version == 3 else f"{title}Model": "body"}
+    read_one, write_one = partial(read, version), partial(write, version)
+    return decoder_family(kind, title, read_one, write_one, RULES[version], Framing(before=("bos",)), heads=heads)
 
 
 GEMMA = _family("gemma", "Gemma", 1)

@@ -22,7 +22,7 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import end_rules, llama_like
+from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
 from anyformer.interop.families.llama import FULL, NEAR, Defaults
 from anyformer.interop.family import attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule
@@ -114,17 +114,14 @@ class _Turned:
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
+    names = {**llama.ATTENTION, **llama.NORMS, "mixer.inner.sinks": "self_attn.sinks"}
     for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        inner, experts = f"{ours}.feedforward.inner", f"{theirs}.mlp.experts"
-        yield from llama.attention_rules(f"{ours}.mixer", theirs)
-        yield Rule(f"{ours}.mixer.inner.sinks", f"{theirs}.self_attn.sinks")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield Rule(f"{inner}.router.linear", f"{theirs}.mlp.router")
+        inner, theirs = f"decoder.blocks.{i}.feedforward.inner", f"model.layers.{i}.mlp"
+        yield Rule(f"{inner}.router.linear", f"{theirs}.router")
         for layer, name, conversion in (("up", "gate_up_proj", _Turned(pairs=True)), ("down", "down_proj", _Turned())):
-            yield Rule(f"{inner}.{layer}.weight", f"{experts}.{name}", conversion=conversion)
-            yield Rule(f"{inner}.{layer}.bias", f"{experts}.{name}_bias", conversion=conversion)
-    yield from end_rules(config)
+            yield Rule(f"{inner}.{layer}.weight", f"{theirs}.experts.{name}", conversion=conversion)
+            yield Rule(f"{inner}.{layer}.bias", f"{theirs}.experts.{name}_bias", conversion=conversion)
+    yield from decoder_rules("model.layers", names, config)
 
 
-GPT_OSS = llama_like("gpt_oss", "GptOss", read, write, rules)
+GPT_OSS = decoder_family("gpt_oss", "GptOss", read, write, rules)

@@ -2,46 +2,36 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    ConfigError,
-    LayerNorm,
-    ModelConfig,
-    Parallel,
-    Plain,
-    Rotary,
-    position_of,
-)
+from anyformer.config import LM, ConfigError, ModelConfig, Parallel, Rotary, position_of
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
-from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, pairs_to_halves
+from anyformer.interop.families.decoder_frame import GPT_NAMES, DecoderFields, decoder_family, decoder_rules
+from anyformer.interop.family import attention, expect
+from anyformer.interop.weight_rules import AnyRule, Reordered, pairs_to_halves, split_names
 
-LENGTH = 2048  # longest text by default
-ENDS = Ends(vocab=50_400, tied=False, bos=50_256, eos=50_256, context="n_positions")
+NAMES = replace(GPT_NAMES, context="n_positions")
+FIELDS = DecoderFields(names=NAMES, vocab=50_400, width=4096, depth=28, heads=16, bos=50_256, eos=50_256)
+LAYER = {
+    "norm_in": "ln_1",
+    "mixer.inner.qkv": split_names("attn.{}_proj"),
+    "mixer.inner.out": "attn.out_proj",
+    "feedforward.inner.up": "mlp.fc_in",
+    "feedforward.inner.down": "mlp.fc_out",
+}
 
 
 def read(fields: Fields) -> ModelConfig:
-    width, heads, rotated = fields("n_embd", 4096), fields("n_head", 16), fields("rotary_dim", 64)
+    width, heads, rotated = fields("n_embd", FIELDS.width), fields("n_head", FIELDS.heads), fields("rotary_dim", 64)
     if rotated * heads > width:
         raise ConfigError([fields.fault("rotary_dim", f"= {rotated}: must be at most the width of a head")])
-    norm = LayerNorm(eps=fields("layer_norm_epsilon", 1e-5))
-    feedforward = Plain(
-        width=fields.maybe("n_inner", int), activation=fields.activation("activation_function", "gelu_new")
-    )
-    mixer, order = Attention(heads=heads, dropout=fields("attn_pdrop", 0.0)), Parallel(shared_norm=True)
-    drop = fields("resid_pdrop", 0.0)
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order, dropout=drop)
+    block = FIELDS.block(fields, order=Parallel(shared_norm=True))
     position = Rotary(fraction=_fraction(rotated, width // heads))
-    layers, tokens = [block] * fields.depth("n_layer", 28), {"dropout": fields("embd_pdrop", 0.0)}
-    found = build_decoder(fields, width, layers, position, ENDS, tokens=tokens, head=LM(bias=True))
-    return found.model_copy(update={"context": found.context or LENGTH})
+    found = FIELDS.decoder(fields, block, position, head=LM(bias=True))
+    return found.model_copy(update={"context": found.context or FIELDS.length})
 
 
 def _fraction(rotated: int, key_width: int) -> float:
@@ -51,9 +41,9 @@ def _fraction(rotated: int, key_width: int) -> float:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Plain)
+    parts = FIELDS.parts(config)
     rotated = parts.rotary.rotated(parts.key)
-    return {**parts.gpt_fields(), "n_positions": config.context or LENGTH, "rotary_dim": rotated}
+    return parts.fields() | {"n_positions": config.context or FIELDS.length, "rotary_dim": rotated}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -61,24 +51,10 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     mixer = attention(config.decoder.blocks[0])
     key, rotary = mixer.widths(config.width)[0], expect(position_of(mixer, config.decoder), Rotary, "decoder.position")
     pairs = pairs_to_halves(mixer.heads, key, rotary.rotated(key))
-    qkv = Reordered.parts(pairs, pairs, torch.arange(mixer.heads * key))
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"transformer.h.{i}"
-        yield Rule(f"{ours}.norm_in", f"{theirs}.ln_1")
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.attn.{part}_proj" for part in "qkv"), conversion=qkv)
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attn.out_proj")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.fc_in")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.fc_out")
-    yield from end_rules(config, "transformer.wte", "transformer.ln_f")
+    qkv = {"mixer.inner.qkv": Reordered.parts(pairs, pairs, torch.arange(mixer.heads * key))}
+    ends = {"table": "transformer.wte", "norm": "transformer.ln_f"}
+    yield from decoder_rules("transformer.h", LAYER, config, conversions=qkv, **ends)
 
 
-GPTJ = Family(
-    kind="gptj",
-    shape="decoder",
-    heads={"GPTJForCausalLM": "lm", "GPTJModel": "body"},
-    prefix="transformer.",
-    buffers=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias|embed_positions)",),
-    read=read,
-    write=write,
-    rules=rules,
-)
+BUFFERS = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
+GPTJ = decoder_family("gptj", "GPTJ", read, write, rules, prefix="transformer.", buffers=BUFFERS)

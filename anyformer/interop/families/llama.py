@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from anyformer.config import (
-    Attention,
     Block,
     Gated,
     ModelConfig,
@@ -18,69 +17,74 @@ from anyformer.config import (
     pattern_of,
 )
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules, llama_like
-from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import AnyRule, Rule
+from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.family import Family, Framing, attention
+from anyformer.interop.weight_rules import Names, Rule, split_names
 
 FULL, NEAR = "full_attention", "sliding_attention"
+NAMES = FieldNames(kv_heads="num_key_value_heads", key_width="head_dim", eps="rms_norm_eps")
+
+ATTENTION: Names = {
+    "mixer.norm_in": "input_layernorm",
+    "mixer.inner.qkv": split_names("self_attn.{}_proj"),
+    "mixer.inner.out": "self_attn.o_proj",
+}
+NORMS: Names = {
+    "mixer.inner.q_norm": "self_attn.q_norm",
+    "mixer.inner.k_norm": "self_attn.k_norm",
+    "feedforward.norm_in": "post_attention_layernorm",
+}
+GATED: Names = {
+    "feedforward.inner.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "feedforward.inner.down": "mlp.down_proj",
+}
+LAYER = {**ATTENTION, **NORMS, **GATED}
+rules = partial(decoder_rules, "model.layers", LAYER)
 
 
-@dataclass(frozen=True)
-class Defaults:
+@dataclass(frozen=True, kw_only=True)
+class Defaults(DecoderFields):
     """Defaults of a variant of Llama, and the fields that its config.json has."""
 
+    names: FieldNames = NAMES
+    network: type[Gated] = Gated
+    norm: type[RMSNorm] = RMSNorm
+    vocab: int = 32_000
     width: int = 4096
     depth: int = 32
-    ff: int = 11_008
-    vocab: int = 32_000
     heads: int = 32
-    kv_heads: int | None = None  # None: heads
-    key_width: int | None = None  # None: d / heads
-    length: int = 2048
+    ff: int = 11_008
+    activation: str = "silu"
     eps: float = 1e-6
     theta: float = 10_000.0
     fraction: float | None = None  # of each head that is rotated; None: there is no such field
     bos: int | None = 1
     eos: int | None = 2
-    pad: int | None = None
     biases: bool = False  # has a field for those of attention
     qkv_bias: bool = False  # always has those, and no others
     mlp_bias: bool = False  # has a field for those of the gates
     qk_norm: bool = False
     window: int | None = None  # where the field is left out; 0: none; None: there is no such field
     window_by_layer: bool = False  # only some layers have it
-    tied: bool = False
 
 
 def read(defaults: Defaults, fields: Fields, position: Rotary | None = None) -> ModelConfig:
     """Return the model; `position` replaces rotary positions that the fields give in another form."""
     fields.must("pretraining_tp", 1)
-    depth, width = fields.depth("num_hidden_layers", defaults.depth), fields("hidden_size", defaults.width)
-    heads = fields("num_attention_heads", defaults.heads)
-    norm = RMSNorm(eps=fields("rms_norm_eps", defaults.eps))
     bias = fields("attention_bias", False) if defaults.biases else defaults.qkv_bias
-    mixer = Attention(
-        heads=heads,
-        kv_heads=fields("num_key_value_heads", defaults.kv_heads or heads),
-        key_width=fields("head_dim", defaults.key_width or width // heads),
-        bias=bias,
-        output=Projected(bias=bias and not defaults.qkv_bias),
-        qk_norm=norm if defaults.qk_norm else NoNorm(),
-        dropout=fields("attention_dropout", 0.0),
-    )
-    feedforward = Gated(
-        width=fields("intermediate_size", defaults.ff),
-        activation=fields.activation("hidden_act", "silu"),
-        bias=fields("mlp_bias", False) if defaults.mlp_bias else False,
-    )
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
-    layers = _windowed(defaults, fields, mixer, block, depth)
-    ends = Ends(defaults.vocab, defaults.tied, defaults.pad, defaults.bos, defaults.eos)
-    return build_decoder(fields, width, layers, position or fields.rotary(defaults.theta, defaults.fraction), ends)
+    mixer = {
+        "output": Projected(bias=bias and not defaults.qkv_bias),
+        "qk_norm": defaults.normed(fields) if defaults.qk_norm else NoNorm(),
+    }
+    gates = {"bias": fields("mlp_bias", False)} if defaults.mlp_bias else {}
+    block = defaults.block(fields, bias=bias, mixer=mixer, feedforward=gates)
+    layers = _windowed(defaults, fields, block)
+    return defaults.decoder(fields, layers, position or fields.rotary(defaults.theta, defaults.fraction))
 
 
-def _windowed(defaults: Defaults, fields: Fields, mixer: Attention, block: Block, depth: int) -> list[Block]:
+def _windowed(defaults: Defaults, fields: Fields, block: Block) -> list[Block]:
     """Return the layers, some or all with a sliding window."""
+    depth = defaults.read_depth(fields)
     near = [False] * depth
     size = None if defaults.window is None else fields.nullable("sliding_window", defaults.window)
     if defaults.window_by_layer:
@@ -93,23 +97,17 @@ def _windowed(defaults: Defaults, fields: Fields, mixer: Attention, block: Block
     if not any(near):
         return [block] * depth
     pattern = Window(before=(size or 1) - 1, after=0)
-    local = block.model_copy(update={"mixer": mixer.model_copy(update={"pattern": pattern})})
+    local = block.model_copy(update={"mixer": attention(block).model_copy(update={"pattern": pattern})})
     return [local if one else block for one in near]
 
 
 def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Gated)
-    mixer, patterns = parts.mixer, [pattern_of(attention(layer), "decoder") for layer in parts.stack.unrolled()]
+    parts = defaults.parts(config)
+    patterns = [pattern_of(attention(layer), "decoder") for layer in parts.stack.unrolled()]
     sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
-    found = {
-        **parts.fields(),
-        **parts.rotary_fields(defaults.length),
-        "num_key_value_heads": mixer.groups,
-        "head_dim": parts.key,
-        "rms_norm_eps": expect(parts.block.norm, RMSNorm, "decoder.blocks.0.norm").eps,
-    }
+    found = parts.fields() | parts.rotary_fields()
     if defaults.biases:
-        found["attention_bias"] = mixer.bias
+        found["attention_bias"] = parts.mixer.bias
     if defaults.mlp_bias:
         found["mlp_bias"] = parts.feedforward.bias
     if defaults.window is not None:
@@ -120,31 +118,14 @@ def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    assert config.decoder
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        yield from attention_rules(f"{ours}.mixer", theirs)
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
-    yield from end_rules(config)
-
-
-def attention_rules(ours: str, theirs: str) -> Iterator[Rule]:
-    yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")
-    yield Rule(f"{ours}.inner.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
-    yield Rule(f"{ours}.inner.out", f"{theirs}.self_attn.o_proj")
-    yield Rule(f"{ours}.inner.q_norm", f"{theirs}.self_attn.q_norm")
-    yield Rule(f"{ours}.inner.k_norm", f"{theirs}.self_attn.k_norm")
-
-
 def gated_rules(ours: str, theirs: str) -> Iterator[Rule]:
+    """Yield the rules of a feed-forward by its own name."""
     yield Rule(f"{ours}.gate_up", f"{theirs}.gate_proj", f"{theirs}.up_proj")
     yield Rule(f"{ours}.down", f"{theirs}.down_proj")
 
 
 def _family(kind: str, title: str, defaults: Defaults, text: Framing) -> Family:
-    return llama_like(kind, title, partial(read, defaults), partial(write, defaults), rules, text)
+    return decoder_family(kind, title, partial(read, defaults), partial(write, defaults), rules, text)
 
 
 BEGUN = Framing(before=("bos",))

@@ -1,29 +1,33 @@
 """MPT (MosaicML 2023): ALiBi, and no biases at all."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from anyformer.config import (
-    Alibi,
-    Attention,
-    Block,
-    ConfigError,
-    Gelu,
-    InvSqrtKey,
-    LayerNorm,
-    ModelConfig,
-    Plain,
-    Projected,
-    Scale,
-    Times,
-)
+from anyformer.config import Alibi, ConfigError, Gelu, InvSqrtKey, ModelConfig, Scale, Times
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
-from anyformer.interop.family import Family
-from anyformer.interop.weight_rules import AnyRule, Rule
+from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
 
-ENDS = Ends(vocab=50_368, tied=True, context="max_seq_len")
-LENGTH = 2048  # longest text by default
+NAMES = FieldNames(
+    width="d_model",
+    depth="n_layers",
+    heads="n_heads",
+    ff=None,
+    activation=None,
+    eps="layer_norm_epsilon",
+    attention_dropout=None,
+    context="max_seq_len",
+)
+FIELDS = DecoderFields(
+    names=NAMES, norm_options={"bias": False}, vocab=50_368, width=2048, depth=24, heads=16, tied=True
+)
+LAYER = {
+    "mixer.norm_in": "norm_1",
+    "mixer.inner.qkv": "attn.Wqkv",
+    "mixer.inner.out": "attn.out_proj",
+    "feedforward.norm_in": "norm_2",
+    "feedforward.inner.up": "ffn.up_proj",
+    "feedforward.inner.down": "ffn.down_proj",
+}
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -42,48 +46,19 @@ def read(fields: Fields) -> ModelConfig:
     if given is not None and given <= 0:
         raise ConfigError([inner.fault("softmax_scale", f"= {given}: must be above 0")])
     scale: Scale = InvSqrtKey() if given is None else Times(value=given)
-    norm = LayerNorm(eps=fields("layer_norm_epsilon", 1e-5), bias=False)
-    mixer = Attention(heads=fields("n_heads", 16), output=Projected(), scale=scale)
-    block = Block(mixer=mixer, feedforward=Plain(activation=Gelu(), bias=False), norm=norm)
-    layers = [block] * fields.depth("n_layers", 24)
-    found = build_decoder(fields, fields("d_model", 2048), layers, Alibi(), ENDS)
-    return found.model_copy(update={"context": found.context or LENGTH})
+    block = FIELDS.block(fields, mixer={"scale": scale}, feedforward={"activation": Gelu(), "bias": False})
+    found = FIELDS.decoder(fields, block, Alibi())
+    return found.model_copy(update={"context": found.context or FIELDS.length})
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Plain)
+    parts = FIELDS.parts(config)
     scale = parts.mixer.scale
-    return {
-        "vocab_size": parts.tokens.rows,
-        "d_model": config.width,
-        "n_heads": parts.mixer.heads,
-        "n_layers": parts.stack.depth,
-        "max_seq_len": config.context or LENGTH,
-        "layer_norm_epsilon": parts.eps,
+    return parts.fields() | {
+        "max_seq_len": config.context or FIELDS.length,
         "attn_config": {"softmax_scale": scale.value if isinstance(scale, Times) else None},
-        "tie_word_embeddings": config.tie == "output",
     }
 
 
-def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    assert config.decoder
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"transformer.blocks.{i}"
-        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.norm_1")
-        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.attn.Wqkv")
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.attn.out_proj")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.norm_2")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.ffn.up_proj")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.ffn.down_proj")
-    yield from end_rules(config, "transformer.wte", "transformer.norm_f")
-
-
-MPT = Family(
-    kind="mpt",
-    shape="decoder",
-    heads={"MptForCausalLM": "lm", "MptModel": "body"},
-    prefix="transformer.",
-    read=read,
-    write=write,
-    rules=rules,
-)
+RULES = partial(decoder_rules, "transformer.blocks", LAYER, table="transformer.wte", norm="transformer.norm_f")
+MPT = decoder_family("mpt", "Mpt", read, write, RULES, prefix="transformer.", buffers=())

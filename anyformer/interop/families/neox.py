@@ -3,81 +3,74 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import Attention, Block, LayerNorm, ModelConfig, Parallel, Plain, Projected, Sequential
+from anyformer.config import ModelConfig, Parallel, Sequential
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules
-from anyformer.interop.family import Family, attention
-from anyformer.interop.weight_rules import AnyRule, Conversion, Interleaved, Rule
+from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.family import attention
+from anyformer.interop.weight_rules import AnyRule, Interleaved
 
-ENDS = Ends(vocab=50_432, tied=False, bos=0, eos=2)
+FIELDS = DecoderFields(
+    names=FieldNames(dropout="hidden_dropout", embedding_dropout="hidden_dropout"),
+    vocab=50_432,
+    width=6144,
+    depth=44,
+    heads=64,
+    ff=24_576,
+    activation="gelu",
+    bos=0,
+    eos=2,
+)
+
+
+def megatron_names(mixer: str) -> dict[str, str]:
+    """Return the names of a layer in Megatron, which BLOOM and Falcon also have."""
+    return {
+        "mixer.norm_in": "input_layernorm",
+        "mixer.inner.qkv": f"{mixer}.query_key_value",
+        "mixer.inner.out": f"{mixer}.dense",
+        "feedforward.norm_in": "post_attention_layernorm",
+        "feedforward.inner.up": "mlp.dense_h_to_4h",
+        "feedforward.inner.down": "mlp.dense_4h_to_h",
+    }
+
+
+LAYER = megatron_names("attention")
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.must("is_decoder", False, True)
     fields.silent("classifier_dropout")
-    drop, bias = fields("hidden_dropout", 0.0), fields("attention_bias", True)
-    norm = LayerNorm(eps=fields("layer_norm_eps", 1e-5))
-    mixer = Attention(
-        heads=fields("num_attention_heads", 64),
-        bias=bias,
-        output=Projected(bias=bias),
-        dropout=fields("attention_dropout", 0.0),
-    )
-    block = Block(
-        mixer=mixer,
-        feedforward=Plain(
-            width=fields("intermediate_size", 24_576), activation=fields.activation("hidden_act", "gelu")
-        ),
-        norm=norm,
-        order=Parallel() if fields("use_parallel_residual", True) else Sequential(),
-        dropout=drop,
-    )
+    order = Parallel() if fields("use_parallel_residual", True) else Sequential()
+    block = FIELDS.block(fields, bias=fields("attention_bias", True), order=order)
     fields.alias("rotary_emb_base", "rope_theta")  # names in older files
     fields.alias("rotary_pct", "partial_rotary_factor")
-    position = fields.rotary(10_000.0, 0.25)
-    layers = [block] * fields.depth("num_hidden_layers", 44)
-    return build_decoder(fields, fields("hidden_size", 6144), layers, position, ENDS, tokens={"dropout": drop})
+    return FIELDS.decoder(fields, block, fields.rotary(10_000.0, 0.25))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Plain)
+    parts = FIELDS.parts(config)
     return {
         **parts.fields(),
-        **parts.rotary_fields(2048, fraction=True),
-        "layer_norm_eps": parts.eps,
+        **parts.rotary_fields(fraction=True),
         "use_parallel_residual": parts.block.order == Parallel(),
         "attention_bias": parts.mixer.bias,
-        "hidden_dropout": parts.block.dropout,
     }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
-    turns = Interleaved(attention(config.decoder.blocks[0]).heads)
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"gpt_neox.layers.{i}"
-        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from fused_rules(ours, theirs, "attention", turns)
-    yield from end_rules(config, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out")
+    turns = {"mixer.inner.qkv": Interleaved(attention(config.decoder.blocks[0]).heads)}
+    ends = {"table": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"}
+    yield from decoder_rules("gpt_neox.layers", LAYER, config, conversions=turns, **ends)
 
 
-def fused_rules(ours: str, theirs: str, mixer: str, conversion: Conversion) -> Iterator[AnyRule]:
-    """Yield the linear layers of a block by their Megatron names, which BLOOM and Falcon also use."""
-    yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.{mixer}.query_key_value", conversion=conversion)
-    yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.{mixer}.dense")
-    yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.mlp.dense_h_to_4h")
-    yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.dense_4h_to_h")
-
-
-NEOX = Family(
-    kind="gpt_neox",
-    shape="decoder",
-    heads={"GPTNeoXForCausalLM": "lm", "GPTNeoXModel": "body"},
+NEOX = decoder_family(
+    "gpt_neox",
+    "GPTNeoX",
+    read,
+    write,
+    rules,
     prefix="gpt_neox.",
     buffers=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
     older=((r"^lm_head\.", "embed_out."),),
-    read=read,
-    write=write,
-    rules=rules,
 )

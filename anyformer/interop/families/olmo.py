@@ -6,7 +6,7 @@ from typing import Any
 from anyformer.config import Block, ModelConfig, RMSNorm, Rotary, Stack, Window, pattern_of, position_of
 from anyformer.interop.config_fields import Fields, write_rotary
 from anyformer.interop.families import gemma, llama
-from anyformer.interop.families.decoder_frame import llama_like
+from anyformer.interop.families.decoder_frame import decoder_family
 from anyformer.interop.families.llama import FULL, NEAR, Defaults
 from anyformer.interop.family import Family, attention, expect, tile_layers
 
@@ -65,8 +65,8 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
 
 
 def _family(version: int) -> Family:
-    return llama_like(
-        f"olmo{version}", f"Olmo{version}", partial(read, version), partial(write, version), partial(gemma.rules, 2)
+    return decoder_family(
+        f"olmo{version}", f"Olmo{version}", partial(read, version), partial(write, version), gemma.RULES[2]
     )
 
 

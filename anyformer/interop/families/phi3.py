@@ -2,17 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from anyformer.config import ConfigError, LinearScaling, LongRopeScaling, ModelConfig, NoScaling, Rotary, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import end_rules, llama_like
+from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
 from anyformer.interop.families.llama import Defaults
-from anyformer.interop.family import Framing, expect
+from anyformer.interop.family import Framing, expect, map_blocks
 from anyformer.interop.transformers_fields import rope_fields
-from anyformer.interop.weight_rules import AnyRule, Rule
 
 DEFAULTS = Defaults(
     width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0
@@ -36,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
         stack = stack.model_copy(update={"position": rotary.model_copy(update={"scaling": scaling})})
         found = found.model_copy(update={"decoder": stack, "context": scaling.context or found.context})
     drop = fields("resid_pdrop", 0.0)
-    return _dropping(found, drop)
+    return map_blocks(found, lambda block: block.model_copy(update={"dropout": drop}))
 
 
 def _long_rope(fields: Fields, original: int) -> LongRopeScaling | None:
@@ -79,14 +78,6 @@ def _factors(fields: Fields, name: str) -> tuple[float, ...] | None:
     return None if given is None else tuple(map(float, given))
 
 
-def _dropping(config: ModelConfig, drop: float) -> ModelConfig:
-    """Set the dropout after sublayers."""
-    stack = expect(config.decoder, Stack, "decoder")
-    parts = {"prefix": stack.prefix, "blocks": stack.blocks}
-    changes = {key: tuple(b.model_copy(update={"dropout": drop}) for b in blocks) for key, blocks in parts.items()}
-    return config.model_copy(update={"decoder": stack.model_copy(update=changes)})
-
-
 def write(config: ModelConfig) -> dict[str, Any]:
     found = llama.write(DEFAULTS, config)
     found["resid_pdrop"] = expect(config.decoder, Stack, "decoder").blocks[0].dropout
@@ -95,17 +86,10 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    assert config.decoder
-    for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{ours}.mixer.inner.qkv", f"{theirs}.self_attn.qkv_proj")
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attn.o_proj")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield Rule(f"{ours}.feedforward.inner.gate_up", f"{theirs}.mlp.gate_up_proj")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.mlp.down_proj")
-    yield from end_rules(config)
-
-
-PHI3 = llama_like("phi3", "Phi3", read, write, rules, Framing(before=("bos",)))
+LAYER = {
+    **llama.LAYER,
+    "mixer.inner.qkv": "self_attn.qkv_proj",
+    "feedforward.inner.gate_up": "mlp.gate_up_proj",
+}
+RULES = partial(decoder_rules, "model.layers", LAYER)
+PHI3 = decoder_family("phi3", "Phi3", read, write, RULES, Framing(before=("bos",)))

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import Attention, Block, GatedDelta, Mixer, ModelConfig, RMSNorm, Stack
+from anyformer.config import Attention, GatedDelta, Mixer, ModelConfig, RMSNorm, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import qwen_moe
-from anyformer.interop.families.decoder_frame import end_rules, llama_like
+from anyformer.interop.families.decoder_frame import decoder_family, end_rules
 from anyformer.interop.families.llama import FULL
 from anyformer.interop.families.qwen_moe import Variant
-from anyformer.interop.family import expect, tile_layers
+from anyformer.interop.family import expect, map_blocks, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Reordered, Reshaped, Rule
 
 LINEAR = "linear_attention"
@@ -64,12 +64,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     some = next((mixer for mixer in mixers if isinstance(mixer, Attention)), mixers[0])
     full = expect(some, Attention, "decoder.blocks.0.mixer")
     delta = next((mixer for mixer in mixers if isinstance(mixer, GatedDelta)), None)
-
-    def attending(block: Block) -> Block:
-        return block.model_copy(update={"mixer": full})
-
-    changes = {"blocks": tuple(map(attending, stack.blocks)), "prefix": tuple(map(attending, stack.prefix))}
-    found = qwen_moe.write(NEXT, config.model_copy(update={"decoder": stack.model_copy(update=changes)}))
+    attending = map_blocks(config, lambda block: block.model_copy(update={"mixer": full}))
+    found = qwen_moe.write(NEXT, attending)
     found["layer_types"] = [LINEAR if isinstance(mixer, GatedDelta) else FULL for mixer in mixers]
     if delta is not None:
         key, value = delta.widths(config.width)
@@ -129,6 +125,6 @@ def _by_head(heads: int, sizes: tuple[int, ...]) -> Reordered:
 
 
 QWEN3_NEXT = replace(
-    llama_like("qwen3_next", "Qwen3Next", read, write, rules),
+    decoder_family("qwen3_next", "Qwen3Next", read, write, rules),
     unused=(r"mtp\..*",),  # heads for further tokens, which `transformers` leaves out, too
 )

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from anyformer.config import (
-    Block,
     ConfigError,
     Experts,
     FeedForward,
@@ -17,9 +16,9 @@ from anyformer.config import (
 )
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import end_rules, llama_like
+from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
 from anyformer.interop.families.llama import FULL, Defaults
-from anyformer.interop.family import Family, attention, expect, tile_layers
+from anyformer.interop.family import Family, attention, expect, map_blocks, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
 
@@ -87,12 +86,7 @@ def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
     mixture = expect(experts, Experts, "decoder.blocks.0.feedforward")
     bare = [i for i, block in enumerate(layers) if not isinstance(block.feedforward, Experts)]
     network = layers[bare[0]].feedforward if bare else mixture.expert.model_copy(update={"width": variant.dense.ff})
-
-    def dense(block: Block) -> Block:
-        return block.model_copy(update={"feedforward": network})
-
-    changes = {"blocks": tuple(map(dense, stack.blocks)), "prefix": tuple(map(dense, stack.prefix))}
-    plain = config.model_copy(update={"decoder": stack.model_copy(update=changes)})
+    plain = map_blocks(config, lambda block: block.model_copy(update={"feedforward": network}))
     width = mixture.expert.hidden(config.width)
     found = llama.write(variant.dense, plain) | {
         "num_experts": mixture.count,
@@ -112,11 +106,9 @@ def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     for i, block in enumerate(config.decoder.unrolled()):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        yield from llama.attention_rules(f"{ours}.mixer", theirs)
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from network_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp", block.feedforward, config.width)
-    yield from end_rules(config)
+        ours, theirs = f"decoder.blocks.{i}.feedforward.inner", f"model.layers.{i}.mlp"
+        yield from network_rules(ours, theirs, block.feedforward, config.width)
+    yield from decoder_rules("model.layers", {**llama.ATTENTION, **llama.NORMS}, config)
 
 
 def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
@@ -133,7 +125,9 @@ def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> I
 
 
 def _family(version: int, variant: Variant) -> Family:
-    return llama_like(f"qwen{version}_moe", f"Qwen{version}Moe", partial(read, variant), partial(write, variant), rules)
+    return decoder_family(
+        f"qwen{version}_moe", f"Qwen{version}Moe", partial(read, variant), partial(write, variant), rules
+    )
 
 
 QWEN2_MOE, QWEN3_MOE = _family(2, V2), _family(3, V3)

@@ -5,7 +5,7 @@ from typing import Any
 from anyformer.config import Block, ConfigError, ModelConfig, NoPosition, Rotary, Stack, Window, pattern_of, position_of
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import llama_like
+from anyformer.interop.families.decoder_frame import decoder_family
 from anyformer.interop.families.llama import FULL, NEAR, Defaults
 from anyformer.interop.family import attention, expect, tile_layers
 
@@ -71,4 +71,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-SMOLLM3 = llama_like("smollm3", "SmolLM3", read, write, llama.rules)
+SMOLLM3 = decoder_family("smollm3", "SmolLM3", read, write, llama.rules)

@@ -3,43 +3,54 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import Attention, Block, Gated, LayerNorm, ModelConfig, NoNorm, Parallel, Sequential
+from anyformer.config import Gated, LayerNorm, ModelConfig, NoNorm, Parallel, Projected, Sequential
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
-from anyformer.interop.families.decoder_frame import DecoderParts, Ends, build_decoder, end_rules, llama_like
+from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
 from anyformer.interop.family import attention
 from anyformer.interop.weight_rules import AnyRule, Rows, Rule
 
-ENDS = Ends(vocab=50_304, tied=False, bos=0, eos=0)
+FIELDS = DecoderFields(
+    names=FieldNames(kv_heads="num_key_value_heads"),
+    network=Gated,
+    vocab=50_304,
+    width=2560,
+    depth=32,
+    heads=32,
+    kv_heads=32,
+    ff=6912,
+    activation="silu",
+    length=4096,
+    bos=0,
+    eos=0,
+)
+LAYER = {
+    "norm_in": "input_layernorm",  # one for both sublayers
+    **llama.ATTENTION,
+    "feedforward.norm_in": "post_attention_layernorm",
+    **llama.GATED,
+}
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.must("hidden_dropout", 0.0)  # of feed-forwards alone
-    width, heads = fields("hidden_size", 2560), fields("num_attention_heads", 32)
-    fields.must("head_dim", width // heads)
-    norm, normed = LayerNorm(eps=fields("layer_norm_eps", 1e-5)), fields("qk_layernorm", False)
-    mixer = Attention(
-        heads=heads,
-        kv_heads=fields("num_key_value_heads", 32),
-        bias=fields("use_qkv_bias", False),
-        qk_norm=LayerNorm(eps=norm.eps, bias=False) if normed else NoNorm(),
-        qk_norm_over="each_head" if normed else "head",
-        dropout=fields("attention_dropout", 0.0),
-    )
-    feedforward = Gated(width=fields("intermediate_size", 6912), activation=fields.activation("hidden_act", "silu"))
+    fields.must("head_dim", fields("hidden_size", FIELDS.width) // fields("num_attention_heads", FIELDS.heads))
+    normed = fields("qk_layernorm", False)
+    mixer = {
+        "output": Projected(),
+        "qk_norm": LayerNorm(eps=FIELDS.normed(fields).eps, bias=False) if normed else NoNorm(),
+        "qk_norm_over": "each_head" if normed else "head",
+    }
     order = Parallel(shared_norm=True) if fields("use_parallel_residual", False) else Sequential()
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, order=order)
-    layers = [block] * fields.depth("num_hidden_layers", 32)
-    return build_decoder(fields, width, layers, fields.rotary(10_000.0, 0.25), ENDS)
+    block = FIELDS.block(fields, bias=fields("use_qkv_bias", False), mixer=mixer, order=order)
+    return FIELDS.decoder(fields, block, fields.rotary(10_000.0, 0.25))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    parts = DecoderParts.of(config, Gated)
+    parts = FIELDS.parts(config)
     return {
         **parts.fields(),
-        **parts.rotary_fields(4096, fraction=True),
-        "num_key_value_heads": parts.mixer.groups,
-        "layer_norm_eps": parts.eps,
+        **parts.rotary_fields(fraction=True),
         "use_qkv_bias": parts.mixer.bias,
         "qk_layernorm": isinstance(parts.mixer.qk_norm, LayerNorm),
         "use_parallel_residual": isinstance(parts.block.order, Parallel),
@@ -51,17 +62,10 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     mixer = attention(config.decoder.blocks[0])
     key = mixer.widths(config.width)[0]
     for i in range(config.decoder.depth):
-        ours, theirs = f"decoder.blocks.{i}", f"model.layers.{i}"
-        yield Rule(f"{ours}.norm_in", f"{theirs}.input_layernorm")  # one for both
-        yield Rule(f"{ours}.mixer.norm_in", f"{theirs}.input_layernorm")
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attn.o_proj")
-        yield Rule(f"{ours}.feedforward.norm_in", f"{theirs}.post_attention_layernorm")
-        yield from llama.gated_rules(f"{ours}.feedforward.inner", f"{theirs}.mlp")
         for name, heads in (("q", mixer.heads), ("k", mixer.groups)):
-            each = [f"{theirs}.self_attn.{name}_layernorm.norms.{n}.weight" for n in range(heads)]
-            yield Rule(f"{ours}.mixer.inner.{name}_norm.weight", *each, conversion=Rows((key,) * heads))
-    yield from end_rules(config)
+            each = [f"model.layers.{i}.self_attn.{name}_layernorm.norms.{n}.weight" for n in range(heads)]
+            yield Rule(f"decoder.blocks.{i}.mixer.inner.{name}_norm.weight", *each, conversion=Rows((key,) * heads))
+    yield from decoder_rules("model.layers", LAYER, config)
 
 
-STABLELM = llama_like("stablelm", "StableLm", read, write, rules)
+STABLELM = decoder_family("stablelm", "StableLm", read, write, rules)
