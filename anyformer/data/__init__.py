@@ -12,7 +12,6 @@ conversations            conversations in rows, and chat templates by name
 counter_rng              a counter-based random generator, for draws that depend on a number alone
 datasets                 data sets of the built-in recipes: registry, small sets, downloads
 delimited                CSV with any delimiter, and delimiters in messages
-dynamic_loader           loaders whose examples are drawn from texts, new ones in every epoch
 files                    find, unpack and decode files
 fingerprint              fingerprints of data files, by which a resumed training detects a change
 image_pack               pack folders of images into one .npz file
@@ -21,7 +20,7 @@ lines                    large files line by line, with a progress bar
 loader                   loaders of batches by number: shuffled epochs, random crops, ordered parts
 media                    references to images, sounds and feature vectors in texts, and their tensors
 media_files              files of images, sounds and numbers, and arrays of them
-media_rows               references in the place of texts: entries of arrays, columns of paths
+media_rows               references in the place of texts: entries of arrays, columns of paths, labelled sounds
 parquet                  tables in Parquet
 paths                    files that a recipe names, and data sets that are not on this machine
 prefetch                 batches read ahead in a forked process
@@ -31,7 +30,6 @@ sentencepiece            SentencePiece models: reading the file, encoding, decod
 sentencepiece_tokenizer  text to ids by a SentencePiece model, as the slow tokenizers of `transformers` 4.x
 shard_writer             write shards: tokenise text of any size in parallel, resumably
 shards                   one long text as token ids, in memory or in shards
-sound_rows               rows of sounds whose file names have their labels, alone or joined
 spectrogram              log-mel spectrograms of sounds
 squad                    questions with texts and answers, in the formats of SQuAD
 synthetic                synthetic tasks: sorting, copying, reversing, dates, additions

@@ -27,10 +27,8 @@ reorder_rows        Reorder the rows of a cache within groups, in place, by one 
 runtime             Device, data type and mode of a layer, which decide the kernels that can run
 short_rows          Attention within short rows and its gradients, by two Triton kernels
 split_linear        Linear layer whose output is split, and the joined gradients of the parts by one kernel
-strides             Memory layout that kernels expect of their inputs
 triton_convolution  Triton kernels of a short causal convolution
-triton_elementwise  Triton kernels of norms and gates
-triton_kernels      Triton kernels of losses, activations and caches, imported where they run
+triton_kernels      Triton kernels of losses, activations, caches, norms and gates, imported where they run
 triton_matmul       Triton kernels of linear layers on few rows
 triton_paged        Triton kernels of a paged KV cache
 triton_recurrence   Triton kernels of chunked linear recurrences

@@ -20,7 +20,7 @@ def can_norm(x: Tensor, weight: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(E[x²] + eps), rounded, times the weight; x is [..., d] and contiguous."""
-    from anyformer.kernels.triton_elementwise import norm_rows
+    from anyformer.kernels.triton_kernels import norm_rows
 
     width, out = x.shape[-1], x.new_empty(x.shape)
     wide = next_power_of_two(width)
@@ -38,7 +38,7 @@ def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) ⊙ up of [..., n], which may be parts of one tensor; by one kernel in evaluation on a GPU."""
     if not (gate.is_cuda and runs_fused(gate) and can_gate(gate, up)):
         return F.silu(gate) * up
-    from anyformer.kernels.triton_elementwise import gate_rows
+    from anyformer.kernels.triton_kernels import gate_rows
 
     width, out = gate.shape[-1], gate.new_empty(gate.shape)
     strides = (x.stride(-2) if x.dim() > 1 else width for x in (gate, up))

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from anyformer.kernels.conventions import next_power_of_two
-from anyformer.kernels.strides import with_unit_stride
+from anyformer.kernels.runtime import with_unit_stride
 
 
 def write_pages(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], slots: Tensor, is_token: Tensor) -> None:

@@ -56,3 +56,8 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def supports_dependent_launch(device: torch.device) -> bool:
     """Whether a kernel can start before the previous one ends (programmatic dependent launch, from Hopper on)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def with_unit_stride(x: Tensor) -> Tensor:
+    """Return x with the elements of each vector next to each other in memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.kernels.fused_activation import STEP, TALL, WIDE, block_sums
-from anyformer.kernels.runtime import Runtime
-from anyformer.kernels.strides import with_unit_stride
+from anyformer.kernels.runtime import Runtime, with_unit_stride
 
 MAX_PARTS = 3
 

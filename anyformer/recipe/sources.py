@@ -217,7 +217,7 @@ class SoundFiles(SingleSource):
             yield Fault("pattern", why)
 
     def read(self, data: Root, split: Split, seed: int, by: str | None) -> "Rows":
-        from anyformer.data.sound_rows import sound_rows
+        from anyformer.data.media_rows import sound_rows
 
         return sound_rows(self, data, split, seed)
 

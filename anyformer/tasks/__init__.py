@@ -1,8 +1,7 @@
 """Tasks: examples in token ids, loss, metrics and predictions. One module for each task, and what they share.
 
 actions              actions of episodes: behaviour cloning, decision transformer
-answer_budgets       maximum numbers of tokens of answers
-answer_metrics       exact match and F1 of answers, as SQuAD defines them
+answer_budgets       maximum numbers of tokens of answers, checks of budgets and stop strings
 answer_spans         windows over long texts, and the best spans of their logits
 base                 the protocol of tasks, the call of a model on a batch, checks of lengths
 chat                 conversations: loss on the assistant's messages, and answers to the next one
@@ -14,7 +13,6 @@ embed                sentence embeddings by contrastive learning (InfoNCE)
 environments         Gymnasium, BabyAI and key-to-door: demonstrations and rollouts
 fill_mask            texts with special tokens written by name, such as masks and sentinels
 generation           text generation: prompts, decoding options, outputs as text
-generation_checks    checks of budgets and stop strings
 generation_defaults  default options of generation that belong to a run
 imported_encoder     predictions of an imported encoder
 lm                   language modelling
@@ -22,7 +20,6 @@ metrics              exact match, F1, spans, correlations, BLEU, chrF, word erro
 mixture              several sequence-to-sequence tasks in one model
 mlm                  masked language modelling
 output_constraints   constraints on generated text: regex, JSON, choices, phrases
-predict_only         base of tasks of imported models that only predict
 preferences          direct preference optimisation (DPO): one answer preferred to another
 prefix_lm            prefix language modelling
 regress              regression of texts or pairs

@@ -1,11 +1,13 @@
-"""Budgets of answers: how many tokens a model may write."""
+"""Limits of answers: how many tokens a model may write, and the checks of budgets and stop strings."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.generation.strategy import Strategy
+from anyformer.generation.check import integer_faults
+from anyformer.generation.strategy import Beam, Strategy
 from anyformer.nn.model import Transformer
+from anyformer.tasks.output_constraints import OutputConstraints
 
 MAX_FAULTS = 10  # prompts that an error names
 
@@ -53,3 +55,26 @@ def answer_budget(
     if trained is not None and 0 < trained - before < budget:
         budget = TrainedLimit(trained - before)
     return budget
+
+
+def budget_faults(most: int | None, context: int | None, strategy: Strategy) -> list[Fault]:
+    """Return the faults of `max_new_tokens` and `context`."""
+    if context is not None and (wrong := integer_faults("context", context, 1)):
+        return wrong
+    if most is None or (wrong := integer_faults("max_new_tokens", most, 0)):
+        return [] if most is None else wrong
+    least = strategy.given.get("min_new_tokens", 0)
+    what = f"= {least}: is more than max_new_tokens = {most}"
+    return [Fault("min_new_tokens", what)] if least > most else []
+
+
+def stop_faults(stop: Sequence[str], strategy: Strategy, constraints: OutputConstraints) -> list[Fault]:
+    """Return the faults of stop strings."""
+    faults = []
+    if "" in stop:
+        faults.append(Fault("stop", "an empty string occurs everywhere: leave it out"))
+    if stop and isinstance(strategy, Beam):
+        faults.append(Fault("stop", "is not for beam search, whose hypotheses end by ids alone"))
+    if stop and constraints.formats:
+        faults.append(Fault("stop", f"would cut off what {constraints.formats[0]} requires: leave it out"))
+    return faults

@@ -279,3 +279,25 @@ def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the log-probability of each label [..., t] under logits [b, t, v], at least in fp32; 0 for IGNORE."""
     each = F.cross_entropy(at_least_fp32(logits.flatten(0, 1)), labels.flatten(), ignore_index=IGNORE, reduction="none")
     return -each.view(labels.shape)
+
+
+class PredictOnly(Task):
+    """A task without training; messages call its model "an imported" and the name in `imported`."""
+
+    imported: str
+
+    def filter_rows(self, rows: Rows, config: ModelConfig, batches: Batches | None = None) -> Rows:
+        raise self._untrained()
+
+    def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
+        raise self._untrained()
+
+    def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
+        raise self._untrained()
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        raise self._untrained()
+
+    def _untrained(self) -> ConfigError:
+        what = f"an imported {self.imported} only predicts; choose a task with data"
+        return ConfigError([Fault("task.kind", f"= '{self.spec.kind}': {what}")])

@@ -12,8 +12,7 @@ import torch
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import ExampleTable, Ragged
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import DynamicCropLoader, DynamicLoader, draw_fixed
-from anyformer.data.loader import Loader, longest_first
+from anyformer.data.loader import DynamicCropLoader, DynamicLoader, Loader, draw_fixed, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
 from anyformer.kernels.conventions import IGNORE

@@ -20,9 +20,8 @@ from anyformer.generation.sampling import row_seeds
 from anyformer.generation.strategy import Beam, Strategy, strategy as make_strategy
 from anyformer.kernels.conventions import SEEN
 from anyformer.nn.model import Transformer
-from anyformer.tasks.answer_budgets import answer_budget, check_context
+from anyformer.tasks.answer_budgets import answer_budget, budget_faults, check_context, stop_faults
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_media, ending_ids, read_media
-from anyformer.tasks.generation_checks import budget_faults, stop_faults
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
 from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
 

@@ -5,6 +5,9 @@ is the answer. In a window without the answer, and for questions without one, th
 """
 
 import json
+import re
+import string
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +21,6 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Padded, QuestionAnswering
-from anyformer.tasks import answer_metrics
 from anyformer.tasks.answer_spans import (
     CANDIDATES,
     Answer,
@@ -144,8 +146,8 @@ class SpanAnswering(Task):
         pairs = [(text, [a for a, _ in one.answers]) for text, one in zip(predicted, every, strict=True)]
         values = {
             "loss": total / count,
-            "exact_match": sum(answer_metrics.exact_match(*pair) for pair in pairs) / len(pairs),
-            "f1": sum(answer_metrics.f1(*pair) for pair in pairs) / len(pairs),
+            "exact_match": sum(exact_match(*pair) for pair in pairs) / len(pairs),
+            "f1": sum(f1(*pair) for pair in pairs) / len(pairs),
         }
         return Metrics(self.spec.kind, len(rows), values, {"windows": count // 2, **bad_row_notes(rows)})
 
@@ -253,3 +255,32 @@ def _as_line(answer: Answer, scores: bool) -> str:
 def _as_json(answers: Sequence[Answer]) -> str:
     kept = ({**a._asdict(), "score": round(a.score, 4), "probability": round(a.probability, 6)} for a in answers)
     return json.dumps(list(kept), ensure_ascii=False)
+
+
+# -- exact match and F1, as the evaluation script of SQuAD defines them (Rajpurkar et al. 2016) -----------------------
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalised(text: str) -> str:
+    """Return a text in lower case, without punctuation, articles and repeated spaces."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(predicted: str, answers: Sequence[str]) -> float:
+    """Return 1 if a normalised answer equals the normalised prediction, else 0; no answers: if it is empty."""
+    return float(any(normalised(predicted) == normalised(answer) for answer in answers or [""]))
+
+
+def f1(predicted: str, answers: Sequence[str]) -> float:
+    """Return the largest F1 of the words that a prediction shares with an answer."""
+    return max(_overlap(predicted, answer) for answer in answers or [""])
+
+
+def _overlap(predicted: str, answer: str) -> float:
+    mine, true = normalised(predicted).split(), normalised(answer).split()
+    if not mine or not true:
+        return float(mine == true)
+    shared = sum((Counter(mine) & Counter(true)).values())
+    return 2 * shared / (len(mine) + len(true))

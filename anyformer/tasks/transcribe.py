@@ -22,8 +22,7 @@ from anyformer.generation.request import Request
 from anyformer.generation.strategy import strategy
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Transcribe
-from anyformer.tasks.base import Progress, before_end, ending_ids
-from anyformer.tasks.predict_only import PredictOnly
+from anyformer.tasks.base import PredictOnly, Progress, before_end, ending_ids
 
 SOUNDS_PER_BATCH = 8
 

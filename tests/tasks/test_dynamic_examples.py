@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.data.batch import Batch, Example, Ragged
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import DynamicCropLoader, DynamicLoader, draw_fixed
-from anyformer.data.loader import Cursor
+from anyformer.data.loader import Cursor, DynamicCropLoader, DynamicLoader, draw_fixed
 from anyformer.data.shards import InMemory
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Crops, MaskedLanguageModel, Packed, Padded, PrefixLM, SpanCorruption, Words

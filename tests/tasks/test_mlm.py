@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, models
 from anyformer.config import Classifier, ConfigError
 from anyformer.data.batch import Ragged
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import draw_fixed
-from anyformer.data.loader import Cursor
+from anyformer.data.loader import Cursor, draw_fixed
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.kernels.conventions import IGNORE

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from anyformer.config import ConfigError
 from anyformer.data.batch import Ragged, collate
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.dynamic_loader import draw_fixed
+from anyformer.data.loader import draw_fixed
 from anyformer.data.readers import Rows
 from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
 from anyformer.recipe import LanguageModel, Packed, PrefixLM, Recipe, Seq2Seq

@@ -18,9 +18,8 @@ from anyformer.data.readers import read
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import BPE, AdamW, Characters, Data, Padded, QuestionAnswering, Recipe, SquadFile, Words
-from anyformer.tasks import answer_metrics
 from anyformer.tasks.answer_spans import Token, Window, best_answers, token_bounds, windows
-from anyformer.tasks.span import SpanAnswering
+from anyformer.tasks.span import SpanAnswering, exact_match, f1
 from anyformer.training.train import evaluate
 from tests.training.small import run as train_run, settings
 
@@ -126,13 +125,13 @@ def official(predicted: str, answer: str) -> tuple[float, float]:
 def test_the_metric_is_that_of_squad(predicted: list[str], answers: list[list[str]]) -> None:
     guess, truths = " ".join(predicted), [" ".join(answer) for answer in answers]
     each = [official(guess, truth) for truth in truths]
-    assert answer_metrics.exact_match(guess, truths) == max(exact for exact, _ in each)
-    assert answer_metrics.f1(guess, truths) == pytest.approx(max(score for _, score in each))
+    assert exact_match(guess, truths) == max(exact for exact, _ in each)
+    assert f1(guess, truths) == pytest.approx(max(score for _, score in each))
 
 
 def test_no_answer_is_right_for_no_question() -> None:
-    assert (answer_metrics.exact_match("", []), answer_metrics.f1("", [])) == (1, 1)
-    assert (answer_metrics.exact_match("cat", []), answer_metrics.f1("cat", [])) == (0, 0)
+    assert (exact_match("", []), f1("", [])) == (1, 1)
+    assert (exact_match("cat", []), f1("cat", [])) == (0, 0)
 
 
 # -- windows and spans ------------------------------------------------------------------------------------------------
