@@ -8,27 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anyformer.config import (
-    Activation,
-    ConfigError,
-    Fault,
-    Gelu,
-    Identity,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    NoScaling,
-    NTKScaling,
-    QuickGelu,
-    Relu,
-    Rotary,
-    Sigmoid,
-    Silu,
-    Special,
-    SquaredRelu,
-    Tanh,
-    YarnScaling,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.interop.rotary_fields import read_rotary
 
@@ -42,21 +23,21 @@ _SHORT.maxstring = 80
 shown = _SHORT.repr  # a value in an error message, shortened
 
 # Activations by name; of several names for one activation, the first is written.
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": Gelu(),
-    "gelu_python": Gelu(),
-    "gelu_new": Gelu(approximate="tanh"),
-    "gelu_pytorch_tanh": Gelu(approximate="tanh"),
-    "gelu_fast": Gelu(approximate="tanh"),
-    "gelu_accurate": Gelu(approximate="tanh"),
-    "quick_gelu": QuickGelu(),
-    "relu": Relu(),
-    "relu2": SquaredRelu(),
-    "silu": Silu(),
-    "swish": Silu(),
-    "tanh": Tanh(),
-    "sigmoid": Sigmoid(),
-    "linear": Identity(),
+ACTIVATIONS: dict[str, spec.Activation] = {
+    "gelu": spec.Gelu(),
+    "gelu_python": spec.Gelu(),
+    "gelu_new": spec.Gelu(approximate="tanh"),
+    "gelu_pytorch_tanh": spec.Gelu(approximate="tanh"),
+    "gelu_fast": spec.Gelu(approximate="tanh"),
+    "gelu_accurate": spec.Gelu(approximate="tanh"),
+    "quick_gelu": spec.QuickGelu(),
+    "relu": spec.Relu(),
+    "relu2": spec.SquaredRelu(),
+    "silu": spec.Silu(),
+    "swish": spec.Silu(),
+    "tanh": spec.Tanh(),
+    "sigmoid": spec.Sigmoid(),
+    "linear": spec.Identity(),
 }
 
 # Fields about files, training or text generation, not about the model.
@@ -234,7 +215,7 @@ class Fields:
 
     # -- fields of several families -----------------------------------------------------------------------------------
 
-    def activation(self, field: str, default: str) -> Activation:
+    def activation(self, field: str, default: str) -> spec.Activation:
         return self.one_of(field, ACTIVATIONS, default)
 
     def depth(self, field: str, default: int) -> int:
@@ -252,7 +233,7 @@ class Fields:
             raise ConfigError([self.fault("layer_types", f"= {shown(kinds)}: {what}")])
         return kinds
 
-    def special(self, vocab: int, **defaults: int | None) -> Special:
+    def special(self, vocab: int, **defaults: int | None) -> spec.Special:
         """Return the special ids. The first of several that end a text is `eos`. A default of the family that is
         outside a smaller vocabulary is dropped."""
         found: dict[str, Any] = {}
@@ -268,7 +249,7 @@ class Fields:
             found[role] = ids[0] if ids else None
             if role == "eos":
                 found["stops"] = tuple(ids[1:])
-        return Special(**found)
+        return spec.Special(**found)
 
     def labels(self, usual: int = 2) -> tuple[str, ...]:
         """Return the names of the labels, by number; `usual` many if the file does not say.
@@ -298,7 +279,7 @@ class Fields:
         """True if a text may have any number of labels."""
         return self.head == "classifier" and self._data.get("problem_type") == MULTI_LABEL
 
-    def rotary(self, theta: float, fraction: float | None = None) -> Rotary:
+    def rotary(self, theta: float, fraction: float | None = None) -> spec.Rotary:
         """Read rotary positions from `rope_parameters` or fields of older files, for a `fraction` of each head."""
         old_theta, old_fraction = self("rope_theta", theta), self.fraction(fraction)
         self.alias("rope_scaling", "rope_parameters")
@@ -314,11 +295,11 @@ class Fields:
 
     def rotaries(
         self, theta: float, near: float, full: str = "full_attention", local: str = "sliding_attention"
-    ) -> tuple[Rotary, Rotary]:
+    ) -> tuple[spec.Rotary, spec.Rotary]:
         """Return rotary positions of full and of sliding-window layers; older files scale only the first."""
         fields = self.maybe("rope_parameters", dict)
         if fields is None or not {full, local} & fields.keys():
-            return self.rotary(theta), Rotary(theta=near)
+            return self.rotary(theta), spec.Rotary(theta=near)
         self.must("rope_scaling")
         length, theta = self.maybe("max_position_embeddings", int), self("rope_theta", theta)
         outer = self.table("rope_parameters", fields)
@@ -330,16 +311,16 @@ class Fields:
         return first, second
 
 
-def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
+def write_rotary(rotary: spec.Rotary, key_width: int) -> dict[str, Any]:
     """Return `rope_parameters`; NTK scaling is written as a larger theta."""
     rotary = plain_theta(rotary, key_width)
     found: dict[str, Any] = {"rope_theta": rotary.theta, "rope_type": "default"}
     if rotary.fraction != 1:
         found["partial_rotary_factor"] = rotary.fraction
     match rotary.scaling:
-        case LinearScaling(factor=factor):
+        case spec.LinearScaling(factor=factor):
             found |= {"rope_type": "linear", "factor": factor}
-        case YarnScaling() as yarn:
+        case spec.YarnScaling() as yarn:
             found |= {
                 "rope_type": "yarn",
                 "factor": yarn.factor,
@@ -351,7 +332,7 @@ def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
                 found["truncate"] = False
             if yarn.attention_factor is not None:
                 found["attention_factor"] = yarn.attention_factor
-        case Llama3Scaling() as llama:
+        case spec.Llama3Scaling() as llama:
             found |= {
                 "rope_type": "llama3",
                 "factor": llama.factor,
@@ -359,27 +340,27 @@ def write_rotary(rotary: Rotary, key_width: int) -> dict[str, Any]:
                 "low_freq_factor": llama.low_frequency,
                 "high_freq_factor": llama.high_frequency,
             }
-        case LongRopeScaling(factors=factors, attention_factor=tempered):
+        case spec.LongRopeScaling(factors=factors, attention_factor=tempered):
             both = {"short_factor": list(factors), "long_factor": list(factors)}  # at every length
             found |= {"rope_type": "longrope", **both, "attention_factor": tempered}
     return found
 
 
-def plain_theta(rotary: Rotary, key_width: int) -> Rotary:
+def plain_theta(rotary: spec.Rotary, key_width: int) -> spec.Rotary:
     """Return equivalent positions without NTK scaling, by a larger theta."""
-    if not isinstance(rotary.scaling, NTKScaling):
+    if not isinstance(rotary.scaling, spec.NTKScaling):
         return rotary
     width = rotary.rotated(key_width)
     theta = rotary.theta * rotary.scaling.factor ** (width / (width - 2))
-    return rotary.model_copy(update={"theta": theta, "scaling": NoScaling()})
+    return rotary.model_copy(update={"theta": theta, "scaling": spec.NoScaling()})
 
 
-def length_of(rotary: Rotary, usual: int) -> int:
+def length_of(rotary: spec.Rotary, usual: int) -> int:
     """Return `max_position_embeddings`: from the scaling, if there is one, else the family's default."""
     return rotary.trained_length or usual
 
 
-def name_of(activation: Activation, first: str = "") -> str:
+def name_of(activation: spec.Activation, first: str = "") -> str:
     """Return the public name of an activation, `first` if it is one of its names; without one, our kind."""
     names = [name for name, found in ACTIVATIONS.items() if found == activation]
     return first if first in names else next(iter(names), activation.kind)

@@ -15,17 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from anyformer.config import (
-    Attention,
-    Block,
-    ConfigError,
-    Fault,
-    LabelHead,
-    ModelConfig,
-    Shape,
-    Side,
-    Stack,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import did_you_mean
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.same_model import differences, facts
@@ -67,7 +58,7 @@ class WeightNames:
 class Family(WeightNames):
     """A family of public models: one `model_type`."""
 
-    shape: Shape
+    shape: spec.Shape
     heads: Mapping[str, str]  # class name to kind of head or "body"; the first of a kind is written
     read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
@@ -119,7 +110,7 @@ class Family(WeightNames):
             found["eos_token_id"] = [*([] if ids.eos is None else [ids.eos]), *ids.stops]
         if self.shape == "encoder-decoder":
             found |= {"is_encoder_decoder": True, "decoder_start_token_id": config.special.start}
-        if isinstance(config.head, LabelHead):
+        if isinstance(config.head, spec.LabelHead):
             found["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.head.count)}
         fields = Fields(found, "config.json", lambda: self._names(config))
         back = self._config(fields, [name])
@@ -177,25 +168,25 @@ def expect(value: Any, kind: type[T], path: str) -> T:
     return value
 
 
-def attention(block: Block, side: Side = "decoder") -> Attention:
-    return expect(block.mixer, Attention, f"{side}.blocks.0.mixer")
+def attention(block: spec.Block, side: spec.Side = "decoder") -> spec.Attention:
+    return expect(block.mixer, spec.Attention, f"{side}.blocks.0.mixer")
 
 
 class Tiles(NamedTuple):
     """Prefix and repeated blocks of a stack."""
 
-    prefix: tuple[Block, ...]
-    blocks: tuple[Block, ...]
+    prefix: tuple[spec.Block, ...]
+    blocks: tuple[spec.Block, ...]
 
 
-def map_blocks(config: ModelConfig, change: Callable[[Block], Block]) -> ModelConfig:
+def map_blocks(config: ModelConfig, change: Callable[[spec.Block], spec.Block]) -> ModelConfig:
     """Return a decoder with changed blocks."""
-    stack = expect(config.decoder, Stack, "decoder")
+    stack = expect(config.decoder, spec.Stack, "decoder")
     blocks = {"prefix": tuple(map(change, stack.prefix)), "blocks": tuple(map(change, stack.blocks))}
     return config.model_copy(update={"decoder": stack.model_copy(update=blocks)})
 
 
-def tile_layers(layers: Sequence[Block]) -> Tiles:
+def tile_layers(layers: Sequence[spec.Block]) -> Tiles:
     """Return the fewest blocks that make up these layers."""
     distinct = list(dict.fromkeys(layers))
     kinds, n = [distinct.index(layer) for layer in layers], len(layers)

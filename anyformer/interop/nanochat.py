@@ -21,22 +21,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    ConfigError,
-    Fault,
-    ModelConfig,
-    Plain,
-    RMSNorm,
-    Rotary,
-    Special,
-    SquaredRelu,
-    Stack,
-    Tokens,
-    Window,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.chat_template import DEFAULT
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.data.vocabulary import BYTES
@@ -102,7 +88,7 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
     public_tokenizers.check_size(text, config, file)
     ends = {role: id for role in ("bos", "eos") if (id := text.special_id(BOS)) is not None}
     end = text.special_id(END)
-    config = config.model_copy(update={"special": Special(**ends, stops=() if end is None else (end,))})
+    config = config.model_copy(update={"special": spec.Special(**ends, stops=() if end is None else (end,))})
     weight_conversion.check_excess(config, stored, path)
     for name in (TABLE, HEAD):  # rows that make the size of a table a round number
         if isinstance(table := stored[name], PickledTensor) and table.tensor.dim() == 2:
@@ -117,11 +103,13 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
 
 def _config(fields: Fields, skips: bool) -> ModelConfig:
     width, heads = fields("n_embd", 768), fields("n_head", 6)
-    norm = RMSNorm(eps=EPS)
-    mixer = Attention(heads=heads, kv_heads=fields("n_kv_head", 6), qk_norm=norm)
-    block = Block(mixer=mixer, feedforward=Plain(activation=SquaredRelu(), bias=False), norm=norm)
+    norm = spec.RMSNorm(eps=EPS)
+    mixer = spec.Attention(heads=heads, kv_heads=fields("n_kv_head", 6), qk_norm=norm)
+    block = spec.Block(mixer=mixer, feedforward=spec.Plain(activation=spec.SquaredRelu(), bias=False), norm=norm)
     depth, length = fields.depth("n_layer", 12), fields("sequence_len", 1024)
-    near = block.model_copy(update={"mixer": mixer.model_copy(update={"pattern": Window(before=length // 2, after=0)})})
+    near = block.model_copy(
+        update={"mixer": mixer.model_copy(update={"pattern": spec.Window(before=length // 2, after=0)})}
+    )
     kinds = fields("window_pattern", "L").upper()
     if not kinds or set(kinds) - {"S", "L"}:
         raise ConfigError([fields.fault("window_pattern", "must consist of S and L")])
@@ -129,16 +117,16 @@ def _config(fields: Fields, skips: bool) -> ModelConfig:
     prefix, blocks = tile_layers(layers)
     return ModelConfig(
         width=width,
-        target=Tokens(vocab=fields("vocab_size", 50_304), norm=norm),
-        decoder=Stack(
+        target=spec.Tokens(vocab=fields("vocab_size", 50_304), norm=norm),
+        decoder=spec.Stack(
             depth=depth,
             prefix=prefix,
             blocks=blocks,
-            position=Rotary(theta=THETA),
+            position=spec.Rotary(theta=THETA),
             final_norm=norm,
             embedding_skip=skips,
         ),
-        head=LM(cap=CAP),
+        head=spec.LM(cap=CAP),
         tie="none",
         context=length,
     )
@@ -168,7 +156,7 @@ def _rules(config: ModelConfig) -> Iterator[AnyRule]:
     stack = config.decoder
     assert stack
     mixer = stack.blocks[0].mixer
-    assert isinstance(mixer, Attention)
+    assert isinstance(mixer, spec.Attention)
     k = config.width // mixer.heads
     sizes = (mixer.heads * k, mixer.groups * k, mixer.groups * k)
     ones, head_ones = f"{NORMS}{config.width}", f"{NORMS}{k}"

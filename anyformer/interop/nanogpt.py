@@ -15,23 +15,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    ConfigError,
-    Fault,
-    Gelu,
-    LayerNorm,
-    Learned,
-    ModelConfig,
-    Normal,
-    Plain,
-    Projected,
-    Special,
-    Stack,
-    Tokens,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import is_file_name
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import public_tokenizers, weight_conversion, weight_files
@@ -104,7 +89,7 @@ def read_mingpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path | 
     (vocab, width), (length, _) = stored[TABLE].shape, stored[POSITIONS].shape
     depth = 1 + max((int(found[1]) for name in stored if (found := FIRST_BLOCK.match(name))), default=0)
     heads = _mingpt_heads(path.with_name("config.json"))
-    config = _config(GPTSize(depth, width, heads, vocab, length), Gelu(approximate="tanh"))
+    config = _config(GPTSize(depth, width, heads, vocab, length), spec.Gelu(approximate="tanh"))
     return _build(config.model_copy(update={"tie": "none"}), stored, path, Path(tokenizer))
 
 
@@ -131,21 +116,25 @@ def _nanogpt_config(fields: Fields) -> ModelConfig:
     )
     bias = fields.maybe("bias", bool)
     # checkpoints without the field are older than the exact GELU
-    activation = Gelu(approximate="tanh") if bias is None else Gelu()
+    activation = spec.Gelu(approximate="tanh") if bias is None else spec.Gelu()
     return _config(size, activation, bias is not False, fields("dropout", 0.0))
 
 
-def _config(size: GPTSize, activation: Gelu, bias: bool = True, dropout: float = 0.0) -> ModelConfig:
-    norm = LayerNorm(eps=1e-5, bias=bias)
-    mixer = Attention(heads=size.heads, bias=bias, output=Projected(bias=bias), dropout=dropout)
-    block = Block(mixer=mixer, feedforward=Plain(activation=activation, bias=bias), norm=norm, dropout=dropout)
+def _config(size: GPTSize, activation: spec.Gelu, bias: bool = True, dropout: float = 0.0) -> ModelConfig:
+    norm = spec.LayerNorm(eps=1e-5, bias=bias)
+    mixer = spec.Attention(heads=size.heads, bias=bias, output=spec.Projected(bias=bias), dropout=dropout)
+    block = spec.Block(
+        mixer=mixer, feedforward=spec.Plain(activation=activation, bias=bias), norm=norm, dropout=dropout
+    )
     return ModelConfig(
         width=size.width,
-        target=Tokens(vocab=size.vocab, dropout=dropout),
-        decoder=Stack(depth=size.depth, blocks=(block,), position=Learned(length=size.length), final_norm=norm),
-        head=LM(),
+        target=spec.Tokens(vocab=size.vocab, dropout=dropout),
+        decoder=spec.Stack(
+            depth=size.depth, blocks=(block,), position=spec.Learned(length=size.length), final_norm=norm
+        ),
+        head=spec.LM(),
         tie="output",
-        init=Normal(residual=True),
+        init=spec.Normal(residual=True),
     )
 
 
@@ -178,7 +167,7 @@ def tensors(path: Path, content: Any) -> dict[str, StoredTensor]:
 def _build(config: ModelConfig, stored: dict[str, StoredTensor], path: Path, file: Path) -> Checkpoint:
     text = read_vocabulary(file)
     public_tokenizers.check_size(text, config, file)
-    config = config.model_copy(update={"special": Special(bos=text.bos, eos=text.eos)})
+    config = config.model_copy(update={"special": spec.Special(bos=text.bos, eos=text.eos)})
     weight_conversion.check_excess(config, stored, path)
     return Checkpoint(weight_conversion.build(NAMES, config, stored, path), text)
 

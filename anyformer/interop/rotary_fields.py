@@ -5,16 +5,8 @@ import reprlib
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
-from anyformer.config import (
-    ConfigError,
-    Fault,
-    LinearScaling,
-    Llama3Scaling,
-    NoScaling,
-    Rotary,
-    RotaryScaling,
-    YarnScaling,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault
 from anyformer.interop.transformers_fields import rope_fields
 
 T = TypeVar("T")
@@ -38,29 +30,29 @@ class RotaryTable(Protocol):
     def close(self) -> None: ...
 
 
-def read_rotary(fields: RotaryTable, theta: float, fraction: float | None, length: int | None) -> Rotary:
+def read_rotary(fields: RotaryTable, theta: float, fraction: float | None, length: int | None) -> spec.Rotary:
     """Return rotary positions; `theta`, `fraction` and `length` are those of the fields around the table."""
     fields.known = rope_fields()
     kind = fields.maybe("rope_type", str) or fields("type", "default")
     fields.silent("type")
     theta, part = fields("rope_theta", theta), fields.fraction(fraction)
-    scaling: RotaryScaling
+    scaling: spec.RotaryScaling
     if kind == "default":
-        scaling = NoScaling()
+        scaling = spec.NoScaling()
     elif kind == "linear":
-        scaling = LinearScaling(factor=fields("factor", 1.0))
+        scaling = spec.LinearScaling(factor=fields("factor", 1.0))
     elif kind in ("yarn", "llama3"):
         original = fields.maybe("original_max_position_embeddings", int) or length
         if original is None:
             raise ConfigError([fields.fault("original_max_position_embeddings", "is missing")])
         if kind == "llama3":
             low, high = fields("low_freq_factor", 1.0), fields("high_freq_factor", 4.0)
-            scaling = Llama3Scaling(
+            scaling = spec.Llama3Scaling(
                 factor=fields("factor", 1.0), original_length=original, low_frequency=low, high_frequency=high
             )
         else:
             factor = fields("factor", (length or original) / original)
-            scaling = YarnScaling(
+            scaling = spec.YarnScaling(
                 factor=factor,
                 original_length=original,
                 beta_fast=fields("beta_fast", 32.0),
@@ -72,7 +64,7 @@ def read_rotary(fields: RotaryTable, theta: float, fraction: float | None, lengt
         what = f"= {reprlib.repr(kind)}: must be default, linear, llama3 or yarn"
         raise ConfigError([fields.fault("rope_type", what)])
     fields.close()
-    return Rotary(theta=theta, fraction=1.0 if part is None else part, scaling=scaling)
+    return spec.Rotary(theta=theta, fraction=1.0 if part is None else part, scaling=scaling)
 
 
 def _attention_factor(fields: RotaryTable, factor: float) -> float | None:

@@ -3,24 +3,8 @@
 import re
 from typing import Any
 
-from anyformer.config import (
-    Attention,
-    Block,
-    Experts,
-    Fault,
-    Gated,
-    GatedDelta,
-    ModelConfig,
-    Plain,
-    Position,
-    Rotary,
-    Side,
-    Stack,
-    pattern_across,
-    pattern_of,
-    position_of,
-    tower_config,
-)
+from anyformer import config as spec
+from anyformer.config import Fault, ModelConfig, pattern_across, pattern_of, position_of, tower_config
 from anyformer.config.parse import to_data
 from anyformer.interop.config_fields import plain_theta
 
@@ -63,31 +47,31 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not TRAINING.fullmatch(key)}
 
 
-def _resolved(block: Block, stack: Stack, side: Side, width: int) -> Block:
+def _resolved(block: spec.Block, stack: spec.Stack, side: spec.Side, width: int) -> spec.Block:
     """Return a block with all derived values filled in."""
     changes: dict[str, Any] = {}
     mixer, network = block.mixer, block.feedforward
-    if isinstance(mixer, Attention):
-        scheme: Position = position_of(mixer, stack)
+    if isinstance(mixer, spec.Attention):
+        scheme: spec.Position = position_of(mixer, stack)
         position = None if scheme.embeds() else scheme
-        if isinstance(position, Rotary):
+        if isinstance(position, spec.Rotary):
             position = plain_theta(position, mixer.rotary_width(width))
         changes["mixer"] = _sized(mixer, width, pattern=pattern_of(mixer, side), position=position)
-    if isinstance(mixer, GatedDelta):
+    if isinstance(mixer, spec.GatedDelta):
         key, value = mixer.widths(width)
         sizes = {"key_heads": mixer.groups, "key_width": key, "value_width": value}
         changes["mixer"] = mixer.model_copy(update=sizes)
     if block.cross:
         changes["cross"] = _sized(block.cross, width, pattern=pattern_across(block.cross))
-    if isinstance(network, (Plain, Gated)):
+    if isinstance(network, (spec.Plain, spec.Gated)):
         changes["feedforward"] = network.model_copy(update={"width": network.hidden(width)})
-    elif isinstance(network, Experts):
+    elif isinstance(network, spec.Experts):
         expert = network.expert.model_copy(update={"width": network.expert.hidden(width)})
         changes["feedforward"] = network.model_copy(update={"expert": expert})
     return block.model_copy(update=changes)
 
 
-def _sized(attention: Attention, width: int, **changes: Any) -> Attention:
+def _sized(attention: spec.Attention, width: int, **changes: Any) -> spec.Attention:
     key, value = attention.widths(width)
     sizes = {"kv_heads": attention.groups, "key_width": key, "value_width": value}
     return attention.model_copy(update={**sizes, **changes})

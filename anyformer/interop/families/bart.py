@@ -11,31 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    Classifier,
-    ConfigError,
-    Head,
-    LayerNorm,
-    Learned,
-    ModelConfig,
-    NoHead,
-    NoNorm,
-    Plain,
-    Position,
-    Projected,
-    Side,
-    Sinusoidal,
-    SpanBounds,
-    SqrtWidth,
-    Stack,
-    Tanh,
-    Tokens,
-    Transform,
-    Unscaled,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Reshaped, Rule
@@ -94,15 +71,15 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
         what += "and counts those after it differently with and without a cache; "
         what += f"set it to eos_token_id, {special.eos}, as published"
         fields.refuse("decoder_start_token_id", what)
-    position: dict[str, Position] = {
-        "learned": Learned(length=length, offset=OFFSET),
-        "halves": Sinusoidal(layout="halves"),
-        "fairseq": Sinusoidal(layout="halves", closed=True, offset=special.pad + 1),
+    position: dict[str, spec.Position] = {
+        "learned": spec.Learned(length=length, offset=OFFSET),
+        "halves": spec.Sinusoidal(layout="halves"),
+        "fairseq": spec.Sinusoidal(layout="halves", closed=True, offset=special.pad + 1),
     }
-    tokens = Tokens(
+    tokens = spec.Tokens(
         vocab=vocab,
-        scale=SqrtWidth() if fields("scale_embedding", defaults.scaled) else Unscaled(),
-        norm=LayerNorm() if defaults.table else NoNorm(),
+        scale=spec.SqrtWidth() if fields("scale_embedding", defaults.scaled) else spec.Unscaled(),
+        norm=spec.LayerNorm() if defaults.table else spec.NoNorm(),
         dropout=fields("dropout", 0.1),
         pad=special.pad,
     )
@@ -120,59 +97,61 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
     )
 
 
-def _head(defaults: Defaults, fields: Fields) -> Head:
+def _head(defaults: Defaults, fields: Fields) -> spec.Head:
     """Return the head, which reads the decoder: it is given the text of the encoder, one token later."""
     drop = fields("classifier_dropout", 0.0)
     match fields.head:
         case "lm":
-            return LM(bias=defaults.shift and fields.has("final_logits_bias"))
+            return spec.LM(bias=defaults.shift and fields.has("final_logits_bias"))
         case "classifier":
-            through = Transform(activation=Tanh())
-            return Classifier(labels=len(fields.labels(LABELS)), pool="last", transform=through, dropout=drop)
+            through = spec.Transform(activation=spec.Tanh())
+            return spec.Classifier(labels=len(fields.labels(LABELS)), pool="last", transform=through, dropout=drop)
         case "span":
-            return SpanBounds()
+            return spec.SpanBounds()
         case _:
-            return NoHead()
+            return spec.NoHead()
 
 
-def _stack(defaults: Defaults, fields: Fields, side: Side, position: Position) -> Stack:
+def _stack(defaults: Defaults, fields: Fields, side: spec.Side, position: spec.Position) -> spec.Stack:
     biased = fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
-    mixer = Attention(
+    mixer = spec.Attention(
         heads=fields(f"{side}_attention_heads", 16),
         bias=biased,
-        output=Projected(bias=biased),
+        output=spec.Projected(bias=biased),
         dropout=fields("attention_dropout", defaults.attention_dropout),
     )
-    feedforward = Plain(
+    feedforward = spec.Plain(
         width=fields(f"{side}_ffn_dim", 4096),
         activation=fields.activation("activation_function", defaults.activation),
         dropout=fields("activation_dropout", 0.0),
     )
-    block = Block(
+    block = spec.Block(
         mixer=mixer,
         cross=mixer if side == "decoder" else None,
         feedforward=feedforward,
         placement="pre" if defaults.first else "post",
         dropout=fields("dropout", 0.1),
     )
-    final = LayerNorm() if defaults.first else NoNorm()
-    return Stack(depth=fields.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
+    final = spec.LayerNorm() if defaults.first else spec.NoNorm()
+    return spec.Stack(depth=fields.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
 
 
 def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
-    tokens = expect(config.source, Tokens, "source")
+    tokens = expect(config.source, spec.Tokens, "source")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
         "d_model": config.width,
-        "scale_embedding": tokens.scale == SqrtWidth(),
+        "scale_embedding": tokens.scale == spec.SqrtWidth(),
     }
-    if isinstance(config.head, Classifier):
+    if isinstance(config.head, spec.Classifier):
         found["classifier_dropout"] = config.head.dropout
     for side, stack in config.stacks.items():
         block = stack.blocks[0]
-        mixer, network = attention(block, side), expect(block.feedforward, Plain, f"{side}.blocks.0.feedforward")
+        mixer, network = attention(block, side), expect(block.feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
         length = (
-            expect(stack.position, Learned, f"{side}.position").length if defaults.table else config.context or LENGTH
+            expect(stack.position, spec.Learned, f"{side}.position").length
+            if defaults.table
+            else config.context or LENGTH
         )
         found |= {
             f"{side}_layers": stack.depth,
@@ -192,13 +171,13 @@ def rules(defaults: Defaults, config: ModelConfig) -> Iterator[AnyRule]:
     yield from _side(config, "encoder", "source")
     yield from _side(config, "decoder", "target")
     for side in ("encoder", "decoder"):
-        if defaults.stored or (defaults.positions == "halves" and isinstance(config.head, NoHead)):  # MarianModel
+        if defaults.stored or (defaults.positions == "halves" and isinstance(config.head, spec.NoHead)):  # MarianModel
             yield Constant(f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves)
         yield Alias(f"model.{side}.embed_tokens.weight", of="model.shared.weight")
     yield Rule("head.transform.linear", "classification_head.dense")
     yield Rule("head.last.1", "classification_head.out_proj")
     yield Rule("head.linear", "qa_outputs")
-    if not isinstance(config.head, LM):
+    if not isinstance(config.head, spec.LM):
         return
     yield Alias("lm_head.weight", of="model.shared.weight")
     shape = (1, config.vocab)
@@ -216,7 +195,7 @@ def _waves(shape: tuple[int, int]) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()[:, : width // 2]), dim=-1).float()
 
 
-def _side(config: ModelConfig, side: Side, read: str) -> Iterator[AnyRule]:
+def _side(config: ModelConfig, side: spec.Side, read: str) -> Iterator[AnyRule]:
     body = f"model.{side}"
     yield Rule(f"{side}.embedder.tables.positions", f"{body}.embed_positions.weight")
     yield Rule(f"{read}.norm", f"{body}.layernorm_embedding")

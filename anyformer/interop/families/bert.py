@@ -4,36 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.config import (
-    Activation,
-    Attention,
-    Block,
-    Classifier,
-    Embedder,
-    FullTable,
-    Head,
-    LayerNorm,
-    Learned,
-    MaskedLM,
-    ModelConfig,
-    NoHead,
-    Plain,
-    Position,
-    Projected,
-    Special,
-    Stack,
-    Table,
-    Tanh,
-    TokenLabels,
-    Tokens,
-    Transform,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
 from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import AnyRule, Rule
 
-POOLER = Transform(activation=Tanh())
+POOLER = spec.Transform(activation=spec.Tanh())
 LAYER = LayerNames(
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     out="attention.output.dense",
@@ -64,7 +42,7 @@ class Defaults:
     types: int = 2
     eps: float = 1e-12
     pooler: str | None = "pooler.dense"  # None: there is none
-    classified: Transform = POOLER  # before labels of texts
+    classified: spec.Transform = POOLER  # before labels of texts
     classifier: float | None = None  # dropout before labels; None: `dropout`
     label_dropout: str = "classifier_dropout"  # the field of that dropout
 
@@ -76,32 +54,33 @@ def read(fields: Fields) -> ModelConfig:
 def read_body(
     defaults: Defaults,
     fields: Fields,
-    special: Special,
-    position: Position | None = None,
-    table: Table | None = None,
-    masked: Activation | None = None,
+    special: spec.Special,
+    position: spec.Position | None = None,
+    table: spec.Table | None = None,
+    masked: spec.Activation | None = None,
 ) -> ModelConfig:
     """Read BERT or a variant: with other positions, a narrow table, or another activation in the masked LM head."""
     fields.must("position_embedding_type", "absolute")
     fields.must("is_decoder", False)
     fields.must("add_cross_attention", False)
     fields.must("tie_word_embeddings", True)
-    norm, drop = LayerNorm(eps=fields("layer_norm_eps", defaults.eps)), fields("hidden_dropout_prob", defaults.dropout)
+    norm = spec.LayerNorm(eps=fields("layer_norm_eps", defaults.eps))
+    drop = fields("hidden_dropout_prob", defaults.dropout)
     act = fields.activation("hidden_act", defaults.act)
-    mixer = Attention(
+    mixer = spec.Attention(
         heads=fields("num_attention_heads", defaults.heads),
         bias=True,
-        output=Projected(bias=True),
+        output=spec.Projected(bias=True),
         dropout=fields("attention_probs_dropout_prob", defaults.dropout),
     )
-    feedforward = Plain(width=fields("intermediate_size", defaults.ff), activation=act)
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
-    length = Learned(length=fields("max_position_embeddings", defaults.length))
+    feedforward = spec.Plain(width=fields("intermediate_size", defaults.ff), activation=act)
+    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
+    length = spec.Learned(length=fields("max_position_embeddings", defaults.length))
     least = min(defaults.types, 1)
     types = fields("type_vocab_size", defaults.types, least) if uses(fields, "type_vocab_size") else 0
-    tokens = Tokens(
+    tokens = spec.Tokens(
         vocab=fields("vocab_size", defaults.vocab),
-        table=table or FullTable(),
+        table=table or spec.FullTable(),
         types=types,
         norm=norm,
         dropout=drop,
@@ -110,16 +89,18 @@ def read_body(
     return ModelConfig(
         width=fields("hidden_size", defaults.width),
         source=tokens,
-        encoder=Stack(
+        encoder=spec.Stack(
             depth=fields.depth("num_hidden_layers", defaults.depth), blocks=(block,), position=position or length
         ),
-        head=read_head(defaults, fields, MaskedLM(transform=Transform(activation=masked or act, norm=norm)), drop),
+        head=read_head(
+            defaults, fields, spec.MaskedLM(transform=spec.Transform(activation=masked or act, norm=norm)), drop
+        ),
         tie="output" if fields.head == "masked_lm" else "none",
         special=special,
     )
 
 
-def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: float) -> Head:
+def read_head(defaults: Defaults, fields: Fields, masked_lm: spec.MaskedLM, dropout: float) -> spec.Head:
     """Return the head: masked LM, labels of tokens or texts, pooler, or none."""
     drop = dropout if defaults.classifier is None else defaults.classifier
     if uses(fields, defaults.label_dropout):
@@ -129,14 +110,16 @@ def read_head(defaults: Defaults, fields: Fields, masked_lm: MaskedLM, dropout: 
         case "masked_lm":
             return masked_lm
         case "token_labels":
-            return TokenLabels(labels=len(fields.labels()), dropout=drop)
+            return spec.TokenLabels(labels=len(fields.labels()), dropout=drop)
         case "classifier":
-            return Classifier(labels=len(fields.labels()), pool="first", transform=defaults.classified, dropout=drop)
+            return spec.Classifier(
+                labels=len(fields.labels()), pool="first", transform=defaults.classified, dropout=drop
+            )
         case "span":
             return read_span(fields)
         case _:
             pooled = defaults.pooler is not None and fields.has(f"{defaults.pooler}.weight")
-            return Embedder(pool="first", transform=POOLER) if pooled else NoHead()
+            return spec.Embedder(pool="first", transform=POOLER) if pooled else spec.NoHead()
 
 
 def uses(fields: Fields, name: str) -> bool:
@@ -145,17 +128,17 @@ def uses(fields: Fields, name: str) -> bool:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    position = expect(expect(config.encoder, Stack, "encoder").position, Learned, "encoder.position")
-    drop = config.head.dropout if isinstance(config.head, (Classifier, TokenLabels)) else None
+    position = expect(expect(config.encoder, spec.Stack, "encoder").position, spec.Learned, "encoder.position")
+    drop = config.head.dropout if isinstance(config.head, (spec.Classifier, spec.TokenLabels)) else None
     return write_body(config) | {"max_position_embeddings": position.length, "classifier_dropout": drop}
 
 
 def write_body(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of BERT and its variants, without those of positions and heads."""
-    stack = expect(config.encoder, Stack, "encoder")
-    tokens, block = expect(config.source, Tokens, "source"), stack.blocks[0]
+    stack = expect(config.encoder, spec.Stack, "encoder")
+    tokens, block = expect(config.source, spec.Tokens, "source"), stack.blocks[0]
     mixer = attention(block, "encoder")
-    feedforward = expect(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, spec.Plain, "encoder.blocks.0.feedforward")
     return {
         "vocab_size": tokens.rows,
         "type_vocab_size": tokens.types,
@@ -164,7 +147,7 @@ def write_body(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": mixer.heads,
         "intermediate_size": feedforward.hidden(config.width),
         "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
+        "layer_norm_eps": expect(block.norm, spec.LayerNorm, "encoder.blocks.0.norm").eps,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": mixer.dropout,
     }

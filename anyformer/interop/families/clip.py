@@ -3,20 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    Attention,
-    Block,
-    Embedder,
-    ImageTower,
-    LayerNorm,
-    Learned,
-    ModelConfig,
-    Patches,
-    Plain,
-    Projected,
-    Stack,
-    Tokens,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.transformers_fields import fields_of
@@ -33,21 +21,21 @@ def read(fields: Fields) -> ModelConfig:
         inner.silent("projection_dim", "tie_word_embeddings", "dropout")  # the outer one decides; the last is unused
     seen.silent("pad_token_id", "bos_token_id", "eos_token_id")
     width, vocab = text("hidden_size", 512), text("vocab_size", 49_408)
-    patches = Patches(
+    patches = spec.Patches(
         image_height=seen("image_size", 224),
         patch=seen("patch_size", 32),
         channels=seen("num_channels", 3),
         bias=False,
-        norm=LayerNorm(eps=seen("layer_norm_eps", 1e-5)),
+        norm=spec.LayerNorm(eps=seen("layer_norm_eps", 1e-5)),
     )
-    tower = ImageTower(
+    tower = spec.ImageTower(
         width=seen("hidden_size", 768), source=patches, encoder=_stack(seen, patches.length, heads=12, ff=3072)
     )
     found = ModelConfig(
         width=width,
-        target=Tokens(vocab=vocab),
+        target=spec.Tokens(vocab=vocab),
         decoder=_stack(text, text("max_position_embeddings", 77), heads=8, ff=2048),
-        head=Embedder(pool="last", projection=fields("projection_dim", 512), normalize=True, learned_scale=True),
+        head=spec.Embedder(pool="last", projection=fields("projection_dim", 512), normalize=True, learned_scale=True),
         image_tower=tower,
         special=text.special(vocab, pad=1, bos=49_406, eos=49_407),
     )
@@ -64,28 +52,30 @@ def _table(fields: Fields, name: str) -> Fields:
     return inner
 
 
-def _stack(fields: Fields, length: int, heads: int, ff: int) -> Stack:
-    norm = LayerNorm(eps=fields("layer_norm_eps", 1e-5))
-    mixer = Attention(
+def _stack(fields: Fields, length: int, heads: int, ff: int) -> spec.Stack:
+    norm = spec.LayerNorm(eps=fields("layer_norm_eps", 1e-5))
+    mixer = spec.Attention(
         heads=fields("num_attention_heads", heads),
         bias=True,
-        output=Projected(bias=True),
+        output=spec.Projected(bias=True),
         dropout=fields("attention_dropout", 0.0),
     )
-    feedforward = Plain(width=fields("intermediate_size", ff), activation=fields.activation("hidden_act", "quick_gelu"))
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm)
+    feedforward = spec.Plain(
+        width=fields("intermediate_size", ff), activation=fields.activation("hidden_act", "quick_gelu")
+    )
+    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm)
     depth = fields.depth("num_hidden_layers", 12)
-    return Stack(depth=depth, blocks=(block,), position=Learned(length=length), final_norm=norm)
+    return spec.Stack(depth=depth, blocks=(block,), position=spec.Learned(length=length), final_norm=norm)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    tower = expect(config.image_tower, ImageTower, "image_tower")
-    tokens, head = expect(config.target, Tokens, "target"), expect(config.head, Embedder, "head")
-    stack = expect(config.decoder, Stack, "decoder")
+    tower = expect(config.image_tower, spec.ImageTower, "image_tower")
+    tokens, head = expect(config.target, spec.Tokens, "target"), expect(config.head, spec.Embedder, "head")
+    stack = expect(config.decoder, spec.Stack, "decoder")
     width = head.values(config.width, 0)
     text = {
         "vocab_size": tokens.rows,
-        "max_position_embeddings": expect(stack.position, Learned, "decoder.position").length,
+        "max_position_embeddings": expect(stack.position, spec.Learned, "decoder.position").length,
         "bos_token_id": config.special.bos,
         "eos_token_id": config.special.eos,
         "pad_token_id": config.special.pad,
@@ -101,22 +91,23 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {"text_config": text | both, "vision_config": seen | both, **both}
 
 
-def _layers(stack: Stack, width: int, path: str) -> dict[str, Any]:
+def _layers(stack: spec.Stack, width: int, path: str) -> dict[str, Any]:
     block = stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, Plain, f"{path}.blocks.0.feedforward")
+    mixer, feedforward = attention(block), expect(block.feedforward, spec.Plain, f"{path}.blocks.0.feedforward")
     return {
         "hidden_size": width,
         "num_hidden_layers": stack.depth,
         "num_attention_heads": mixer.heads,
         "intermediate_size": feedforward.hidden(width),
         "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, LayerNorm, f"{path}.blocks.0.norm").eps,
+        "layer_norm_eps": expect(block.norm, spec.LayerNorm, f"{path}.blocks.0.norm").eps,
         "attention_dropout": mixer.dropout,
     }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    stack, tower = expect(config.decoder, Stack, "decoder"), expect(config.image_tower, ImageTower, "image_tower")
+    stack = expect(config.decoder, spec.Stack, "decoder")
+    tower = expect(config.image_tower, spec.ImageTower, "image_tower")
     yield Rule("target.table", "text_model.embeddings.token_embedding")
     yield Rule("decoder.embedder.tables.positions", "text_model.embeddings.position_embedding.weight")
     yield from _layer_rules("decoder", "text_model", stack.depth)

@@ -4,21 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from anyformer.config import (
-    Classifier,
-    ConfigError,
-    Disentangled,
-    LayerNorm,
-    Learned,
-    ModelConfig,
-    NoNorm,
-    NoPosition,
-    Position,
-    Stack,
-    TokenLabels,
-    Transform,
-    position_of,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, ModelConfig, position_of
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import bert
 from anyformer.interop.families.encoder_parts import classes
@@ -52,29 +39,29 @@ def read(fields: Fields) -> ModelConfig:
         types=0,
         eps=1e-7,
         pooler=None,
-        classified=Transform(activation=fields.activation("pooler_hidden_act", "gelu")),
+        classified=spec.Transform(activation=fields.activation("pooler_hidden_act", "gelu")),
         label_dropout="cls_dropout",
     )
     length = fields("max_position_embeddings", 512)
-    absolute = Learned(length=length) if fields("position_biased_input", True) else NoPosition()
+    absolute = spec.Learned(length=length) if fields("position_biased_input", True) else spec.NoPosition()
     distances = _distances(fields, length, defaults)
     special = fields.special(fields("vocab_size", defaults.vocab), pad=0)
     # as published, positions are in the layers alone
-    within = None if distances is None or isinstance(absolute, NoPosition) else distances
-    position: Position = distances if distances is not None and within is None else absolute
+    within = None if distances is None or isinstance(absolute, spec.NoPosition) else distances
+    position: spec.Position = distances if distances is not None and within is None else absolute
     found = bert.read_body(defaults, fields, special, position)
-    stack, head = expect(found.encoder, Stack, "encoder"), found.head
+    stack, head = expect(found.encoder, spec.Stack, "encoder"), found.head
     if within is not None:
         block = stack.blocks[0]
         mixer = attention(block, "encoder").model_copy(update={"position": within})
         stack = stack.model_copy(update={"blocks": (block.model_copy(update={"mixer": mixer}),)})
-    if isinstance(head, TokenLabels):
+    if isinstance(head, spec.TokenLabels):
         head = head.model_copy(update={"dropout": fields("hidden_dropout_prob", defaults.dropout)})
-    context = length if isinstance(absolute, NoPosition) else None
+    context = length if isinstance(absolute, spec.NoPosition) else None
     return found.model_copy(update={"encoder": stack, "head": head, "context": context})
 
 
-def _distances(fields: Fields, length: int, defaults: bert.Defaults) -> Disentangled | None:
+def _distances(fields: Fields, length: int, defaults: bert.Defaults) -> spec.Disentangled | None:
     """Return the scheme inside attention; None if there is none."""
     limit, buckets = fields("max_relative_positions", -1, -1), fields("position_buckets", -1, -1)
     limit = limit if limit > 0 else length
@@ -88,34 +75,34 @@ def _distances(fields: Fields, length: int, defaults: bert.Defaults) -> Disentan
         raise ConfigError([fields.fault("pos_att_type", f"= {named}: {what}")])
     if not relative:
         return None
-    return Disentangled(
+    return spec.Disentangled(
         buckets=buckets if buckets > 0 else limit,
         max_distance=limit if buckets > 0 else None,
         terms="both" if len(set(named)) > 1 else TERMS.get(named[0], "both"),
         projections="shared" if shared else "separate",
-        norm=LayerNorm(eps=eps) if "layer_norm" in norm else NoNorm(),
+        norm=spec.LayerNorm(eps=eps) if "layer_norm" in norm else spec.NoNorm(),
         dropout=fields("hidden_dropout_prob", defaults.dropout),
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack, found = expect(config.encoder, Stack, "encoder"), bert.write_body(config)
-    absolute = stack.position if isinstance(stack.position, Learned) else None
+    stack, found = expect(config.encoder, spec.Stack, "encoder"), bert.write_body(config)
+    absolute = stack.position if isinstance(stack.position, spec.Learned) else None
     found["position_biased_input"] = absolute is not None
     found["max_position_embeddings"] = (config.context or 512) if absolute is None else absolute.length
     scheme = position_of(attention(stack.blocks[0], "encoder"), stack)
-    if isinstance(scheme, Disentangled):
+    if isinstance(scheme, spec.Disentangled):
         found |= {
             "relative_attention": True,
             "position_buckets": -1 if scheme.max_distance is None else scheme.buckets,
             "max_relative_positions": scheme.max_distance or scheme.buckets,
             "pos_att_type": [name for name, term in TERMS.items() if scheme.terms in (term, "both")],
             "share_att_key": scheme.projections == "shared",
-            "norm_rel_ebd": "none" if isinstance(scheme.norm, NoNorm) else "layer_norm",
+            "norm_rel_ebd": "none" if isinstance(scheme.norm, spec.NoNorm) else "layer_norm",
         }
-    if isinstance(config.head, Classifier):
+    if isinstance(config.head, spec.Classifier):
         found["cls_dropout"] = config.head.dropout
-        if isinstance(config.head.transform, Transform):
+        if isinstance(config.head.transform, spec.Transform):
             found["pooler_hidden_act"] = name_of(config.head.transform.activation)
     return found
 
@@ -127,7 +114,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for end in ("weight", "bias"):
         yield Rule(f"encoder.schemes.0.tables.norm_{end}", f"deberta.encoder.LayerNorm.{end}")
     scheme = position_of(attention(config.encoder.blocks[0], "encoder"), config.encoder)
-    if isinstance(scheme, Disentangled):
+    if isinstance(scheme, spec.Disentangled):
         terms = {"query": "content_to_position", "key": "position_to_content"}  # which do without it
         names = [f"pos_{part}_proj" for part, other in terms.items() if scheme.terms != other]
         for i in range(config.encoder.depth):

@@ -8,24 +8,8 @@ from typing import Any
 
 import torch
 
-from anyformer.config import (
-    Attention,
-    Block,
-    Experts,
-    Gated,
-    InvSqrtKey,
-    Latent,
-    ModelConfig,
-    RMSNorm,
-    Rotary,
-    Router,
-    Scale,
-    SigmoidTopK,
-    SoftmaxTopK,
-    Stack,
-    Times,
-    YarnScaling,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields, name_of, write_rotary
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
@@ -52,17 +36,17 @@ def read(version: int, fields: Fields) -> ModelConfig:
     position = fields.rotary(10_000.0)
     bias, mixer = _attention(fields, _temperature(fields, position))
     block, depth = family.block(fields, bias=bias, mixer=mixer), family.read_depth(fields)
-    bare, mixture = _experts(version, fields, expect(block.feedforward, Gated, "feedforward"))
+    bare, mixture = _experts(version, fields, expect(block.feedforward, spec.Gated, "feedforward"))
     mixed = block.model_copy(update={"feedforward": mixture})
     layers = [block if i < bare else mixed for i in range(depth)]
     return family.decoder(fields, layers, position)
 
 
-def _temperature(fields: Fields, position: Rotary) -> float:
+def _temperature(fields: Fields, position: spec.Rotary) -> float:
     """Return the factor of the scores that YaRN adds in this family."""
     table = fields.maybe("rope_parameters", dict) or {}
     weight, scaling = table.get("mscale_all_dim"), position.scaling
-    return temperature(scaling.factor, weight) ** 2 if isinstance(scaling, YarnScaling) and weight else 1.0
+    return temperature(scaling.factor, weight) ** 2 if isinstance(scaling, spec.YarnScaling) and weight else 1.0
 
 
 def _attention(fields: Fields, tempered: float) -> tuple[bool, dict[str, Any]]:
@@ -73,32 +57,32 @@ def _attention(fields: Fields, tempered: float) -> tuple[bool, dict[str, Any]]:
     fields.must("qk_head_dim", key)
     if rank is None:
         fields.must("attention_bias", False)  # then queries have none, and the others do
-    scale: Scale = InvSqrtKey() if tempered == 1 else Times(value=key**-0.5 * tempered)
-    norm, compressed = RMSNorm(eps=1e-6), fields("kv_lora_rank", 512)
+    scale: spec.Scale = spec.InvSqrtKey() if tempered == 1 else spec.Times(value=key**-0.5 * tempered)
+    norm, compressed = spec.RMSNorm(eps=1e-6), fields("kv_lora_rank", 512)
     return fields("attention_bias", False), {
         "key_width": key,
         "value_width": fields("v_head_dim", 128),
-        "compress": Latent(rank=compressed, rotary_width=rotated, query_rank=rank, norm=norm),
+        "compress": spec.Latent(rank=compressed, rotary_width=rotated, query_rank=rank, norm=norm),
         "scale": scale,
     }
 
 
-def _experts(version: int, fields: Fields, dense: Gated) -> tuple[int, Experts]:
+def _experts(version: int, fields: Fields, dense: spec.Gated) -> tuple[int, spec.Experts]:
     """Return the number of first layers without experts, and the experts of the others."""
     count, top, shared, bare = EXPERTS[version]
     scale = fields("routed_scaling_factor", 1.0 if version == 2 else 2.5)
     groups, top_groups = fields("n_group", 1 if version == 2 else 8), fields("topk_group", 1 if version == 2 else 4)
-    router: Router
+    router: spec.Router
     if version == 3:
         normal = fields("norm_topk_prob", True)
-        router = SigmoidTopK(normalize=normal, scale=scale, groups=groups, top_groups=top_groups)
+        router = spec.SigmoidTopK(normalize=normal, scale=scale, groups=groups, top_groups=top_groups)
     else:
         fields.must("norm_topk_prob", False)  # `transformers` never normalises
         if not fields.one_of("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy"):
             groups, top_groups = 1, 1
-        router = SoftmaxTopK(normalize=False, scale=scale, groups=groups, top_groups=top_groups)
+        router = spec.SoftmaxTopK(normalize=False, scale=scale, groups=groups, top_groups=top_groups)
     width = fields("moe_intermediate_size", WIDTHS[version])
-    return fields("first_k_dense_replace", bare, least=0), Experts(
+    return fields("first_k_dense_replace", bare, least=0), spec.Experts(
         count=fields("n_routed_experts", count),
         top_k=fields("num_experts_per_tok", top),
         router=router,
@@ -108,19 +92,19 @@ def _experts(version: int, fields: Fields, dense: Gated) -> tuple[int, Experts]:
 
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
+    stack = expect(config.decoder, spec.Stack, "decoder")
     networks = [layer.feedforward for layer in stack.unrolled()]
     experts = expect(
-        next((n for n in networks if isinstance(n, Experts)), None), Experts, "decoder.blocks.0.feedforward"
+        next((n for n in networks if isinstance(n, spec.Experts)), None), spec.Experts, "decoder.blocks.0.feedforward"
     )
-    dense = next((n for n in networks if isinstance(n, Gated)), None)
+    dense = next((n for n in networks if isinstance(n, spec.Gated)), None)
     network = dense or experts.expert.model_copy(update={"width": FIELDS[version].ff})
     parts = FIELDS[version].parts(map_blocks(config, lambda block: block.model_copy(update={"feedforward": network})))
     mixer, rotary, (key, value) = parts.mixer, parts.rotary, parts.mixer.widths(config.width)
-    chooses: type[SoftmaxTopK | SigmoidTopK] = SoftmaxTopK if version == 2 else SigmoidTopK
+    chooses: type[spec.SoftmaxTopK | spec.SigmoidTopK] = spec.SoftmaxTopK if version == 2 else spec.SigmoidTopK
     router = expect(experts.router, chooses, "decoder.blocks.0.feedforward.router")
-    latent = expect(mixer.compress, Latent, "decoder.blocks.0.mixer.compress")
-    bare = next(i for i, network in enumerate(networks) if isinstance(network, Experts))
+    latent = expect(mixer.compress, spec.Latent, "decoder.blocks.0.mixer.compress")
+    bare = next(i for i, network in enumerate(networks) if isinstance(network, spec.Experts))
     found = {
         **parts.fields(),
         **parts.rotary_fields(),
@@ -146,9 +130,13 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
     return found if version == 3 else found | {"topk_method": "group_limited_greedy" if router.groups > 1 else "greedy"}
 
 
-def _weight(mixer: Attention, rotary: Rotary, key: int) -> dict[str, float]:
+def _weight(mixer: spec.Attention, rotary: spec.Rotary, key: int) -> dict[str, float]:
     """Return `mscale_all_dim` for scores with a temperature."""
-    if not isinstance(mixer.scale, Times) or not isinstance(rotary.scaling, YarnScaling) or mixer.scale.value <= 0:
+    if (
+        not isinstance(mixer.scale, spec.Times)
+        or not isinstance(rotary.scaling, spec.YarnScaling)
+        or mixer.scale.value <= 0
+    ):
         return {}
     excess = math.sqrt(mixer.scale.value * math.sqrt(key)) - 1
     return {"mscale_all_dim": round(excess / (0.1 * math.log(rotary.scaling.factor)), 9)}
@@ -158,7 +146,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.decoder
     mixer = attention(config.decoder.blocks[0])
     latent, (key, value) = mixer.compress, mixer.widths(config.width)
-    if not isinstance(latent, Latent):
+    if not isinstance(latent, spec.Latent):
         return
     content, rotated, h = key - latent.rotary_width, latent.rotary_width, mixer.heads
     queries = pairs_to_halves(h, key, rotated, first=content)
@@ -184,9 +172,9 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield from _network(ours, theirs, block, config.width)
 
 
-def _network(ours: str, theirs: str, block: Block, width: int) -> Iterator[Rule]:
+def _network(ours: str, theirs: str, block: spec.Block, width: int) -> Iterator[Rule]:
     network = block.feedforward
-    if not isinstance(network, Experts):
+    if not isinstance(network, spec.Experts):
         yield from llama.gated_rules(ours, theirs)
         return
     inner, each = network.expert.hidden(width), [f"{theirs}.experts.{n}" for n in range(network.count)]

@@ -3,33 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    Activation,
-    Attention,
-    Block,
-    Classifier,
-    Head,
-    LayerNorm,
-    Learned,
-    MaskedLM,
-    ModelConfig,
-    NoHead,
-    Plain,
-    Projected,
-    Relu,
-    SpanBounds,
-    Stack,
-    TokenLabels,
-    Tokens,
-    Transform,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import bert
 from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
 from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import AnyRule
 
-NORM = LayerNorm(eps=1e-12)
+NORM = spec.LayerNorm(eps=1e-12)
 LAYER = LayerNames(
     qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     out="attention.out_lin",
@@ -54,18 +36,21 @@ def read(fields: Fields) -> ModelConfig:
     drop, act = fields("dropout", 0.1), fields.activation("activation", "gelu")
     vocab = fields("vocab_size", 30_522)
     special = fields.special(vocab, pad=0)
-    mixer = Attention(
-        heads=fields("n_heads", 12), bias=True, output=Projected(bias=True), dropout=fields("attention_dropout", 0.1)
+    mixer = spec.Attention(
+        heads=fields("n_heads", 12),
+        bias=True,
+        output=spec.Projected(bias=True),
+        dropout=fields("attention_dropout", 0.1),
     )
-    feedforward = Plain(width=fields("hidden_dim", 3072), activation=act)
-    block = Block(mixer=mixer, feedforward=feedforward, norm=NORM, placement="post", dropout=drop)
+    feedforward = spec.Plain(width=fields("hidden_dim", 3072), activation=act)
+    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=NORM, placement="post", dropout=drop)
     return ModelConfig(
         width=fields("dim", 768),
-        source=Tokens(vocab=vocab, norm=NORM, dropout=drop, pad=special.pad),
-        encoder=Stack(
+        source=spec.Tokens(vocab=vocab, norm=NORM, dropout=drop, pad=special.pad),
+        encoder=spec.Stack(
             depth=fields.depth("n_layers", 6),
             blocks=(block,),
-            position=Learned(length=fields("max_position_embeddings", 512)),
+            position=spec.Learned(length=fields("max_position_embeddings", 512)),
         ),
         head=_head(fields, act, drop),
         tie="output" if fields.head == "masked_lm" else "none",
@@ -73,30 +58,30 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-def _head(fields: Fields, act: Activation, dropout: float) -> Head:
+def _head(fields: Fields, act: spec.Activation, dropout: float) -> spec.Head:
     labelled, answered = fields("seq_classif_dropout", 0.2), fields("qa_dropout", 0.1)
     match fields.head:
         case "masked_lm":
-            return MaskedLM(transform=Transform(activation=act, norm=NORM))
+            return spec.MaskedLM(transform=spec.Transform(activation=act, norm=NORM))
         case "token_labels":
-            return TokenLabels(labels=len(fields.labels()), dropout=dropout)
+            return spec.TokenLabels(labels=len(fields.labels()), dropout=dropout)
         case "span":
             return read_span(fields).model_copy(update={"dropout": answered})
         case "classifier":
-            through = Transform(activation=Relu())
-            return Classifier(labels=len(fields.labels()), pool="first", transform=through, dropout=labelled)
+            through = spec.Transform(activation=spec.Relu())
+            return spec.Classifier(labels=len(fields.labels()), pool="first", transform=through, dropout=labelled)
         case _:
-            return NoHead()
+            return spec.NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.encoder, Stack, "encoder")
-    tokens, block = expect(config.source, Tokens, "source"), stack.blocks[0]
+    stack = expect(config.encoder, spec.Stack, "encoder")
+    tokens, block = expect(config.source, spec.Tokens, "source"), stack.blocks[0]
     mixer = attention(block, "encoder")
-    feedforward = expect(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, spec.Plain, "encoder.blocks.0.feedforward")
     return {
         "vocab_size": tokens.rows,
-        "max_position_embeddings": expect(stack.position, Learned, "encoder.position").length,
+        "max_position_embeddings": expect(stack.position, spec.Learned, "encoder.position").length,
         "dim": config.width,
         "n_layers": stack.depth,
         "n_heads": mixer.heads,
@@ -104,8 +89,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "activation": name_of(feedforward.activation),
         "dropout": block.dropout,
         "attention_dropout": mixer.dropout,
-        "seq_classif_dropout": config.head.dropout if isinstance(config.head, Classifier) else 0.2,
-        "qa_dropout": config.head.dropout if isinstance(config.head, SpanBounds) else 0.1,
+        "seq_classif_dropout": config.head.dropout if isinstance(config.head, spec.Classifier) else 0.2,
+        "qa_dropout": config.head.dropout if isinstance(config.head, spec.SpanBounds) else 0.1,
     }
 
 

@@ -3,21 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    FactorisedTable,
-    FullTable,
-    Gelu,
-    ModelConfig,
-    Tokens,
-    Transform,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
 from anyformer.interop.families.encoder_parts import HeadNames, classes
 from anyformer.interop.family import Family, Framing, expect
 from anyformer.interop.weight_rules import AnyRule
 
-DEFAULTS = bert.Defaults(width=256, heads=4, ff=1024, pooler=None, classified=Transform(activation=Gelu()))
+DEFAULTS = bert.Defaults(width=256, heads=4, ff=1024, pooler=None, classified=spec.Transform(activation=spec.Gelu()))
 
 HEADS = HeadNames(
     table="electra.embeddings.word_embeddings",
@@ -32,14 +26,16 @@ HEADS = HeadNames(
 def read(fields: Fields) -> ModelConfig:
     fields.silent("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
     narrow = fields("embedding_size", 128)
-    table = FullTable() if narrow == fields("hidden_size", DEFAULTS.width) else FactorisedTable(width=narrow)
+    table = spec.FullTable() if narrow == fields("hidden_size", DEFAULTS.width) else spec.FactorisedTable(width=narrow)
     return bert.read_body(
-        DEFAULTS, fields, fields.special(fields("vocab_size", DEFAULTS.vocab), pad=0), table=table, masked=Gelu()
+        DEFAULTS, fields, fields.special(fields("vocab_size", DEFAULTS.vocab), pad=0), table=table, masked=spec.Gelu()
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    return bert.write(config) | {"embedding_size": expect(config.source, Tokens, "source").table_width(config.width)}
+    return bert.write(config) | {
+        "embedding_size": expect(config.source, spec.Tokens, "source").table_width(config.width)
+    }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:

@@ -5,21 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from anyformer.config import (
-    LM,
-    Activation,
-    Attention,
-    Gelu,
-    InvSqrtKey,
-    ModelConfig,
-    NoNorm,
-    Rotary,
-    SqrtWidth,
-    Times,
-    Window,
-    pattern_of,
-    position_of,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig, pattern_of, position_of
 from anyformer.interop.config_fields import Fields, write_rotary
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
@@ -65,8 +52,8 @@ def read(version: int, fields: Fields) -> ModelConfig:
     activation, norm, key = _activation(version, fields), family.normed(fields), fields("head_dim", 256)
     scale = fields("query_pre_attn_scalar", 256) if version > 1 else key
     mixer = {
-        "qk_norm": norm if version == 3 else NoNorm(),
-        "scale": InvSqrtKey() if scale == key else Times(value=scale**-0.5),
+        "qk_norm": norm if version == 3 else spec.NoNorm(),
+        "scale": spec.InvSqrtKey() if scale == key else spec.Times(value=scale**-0.5),
         "cap": _cap(fields, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
     }
     block = family.block(
@@ -79,16 +66,16 @@ def read(version: int, fields: Fields) -> ModelConfig:
     mixers, position = _layers(version, fields, attention(block), family.read_depth(fields))
     layers = [block.model_copy(update={"mixer": mixer}) for mixer in mixers]
     cap = _cap(fields, "final_logit_softcapping", version, 30.0)
-    return family.decoder(fields, layers, position, tokens={"scale": SqrtWidth()}, head=LM(cap=cap))
+    return family.decoder(fields, layers, position, tokens={"scale": spec.SqrtWidth()}, head=spec.LM(cap=cap))
 
 
-def _activation(version: int, fields: Fields) -> Activation:
+def _activation(version: int, fields: Fields) -> spec.Activation:
     """Return the activation. In files of Gemma 1, gelu under either name means the tanh approximation."""
     if version > 1:
         return fields.activation("hidden_activation", TANH)
     name = fields("hidden_act", fields("hidden_activation", TANH))
     both = [fields.activation("hidden_act", name), fields.activation("hidden_activation", name)]
-    first, second = (Gelu(approximate="tanh") if act == Gelu() else act for act in both)
+    first, second = (spec.Gelu(approximate="tanh") if act == spec.Gelu() else act for act in both)
     if first != second:
         fields.refuse(
             "hidden_activation", "and hidden_act name different activations; --ignore-field drops one of them"
@@ -102,7 +89,7 @@ def _cap(fields: Fields, field: str, version: int, default: float) -> float | No
     return fields.nullable(field, default) if version == 2 else fields.maybe(field, float)
 
 
-def _layers(version: int, fields: Fields, full: Attention, depth: int) -> tuple[list[Attention], Rotary]:
+def _layers(version: int, fields: Fields, full: spec.Attention, depth: int) -> tuple[list[spec.Attention], spec.Rotary]:
     """Return the attention of each layer, and the rotary positions of full-attention layers."""
     if version == 1:
         return [full] * depth, fields.rotary(10_000.0)
@@ -111,7 +98,7 @@ def _layers(version: int, fields: Fields, full: Attention, depth: int) -> tuple[
     fields.silent("_sliding_window_pattern", "cache_implementation")
     default_kinds = [NEAR if (i + 1) % every else FULL for i in range(depth)]
     kinds = fields.layer_types(depth, default_kinds, (FULL, NEAR))
-    near = full.model_copy(update={"pattern": Window(before=size - 1, after=0)})
+    near = full.model_copy(update={"pattern": spec.Window(before=size - 1, after=0)})
     if version == 2:
         position = fields.rotary(10_000.0)
     else:
@@ -126,26 +113,28 @@ def write(version: int, config: ModelConfig) -> dict[str, Any]:
     parts = FIELDS[version].parts(config)
     stack, mixer, key = parts.stack, parts.mixer, parts.key
     mixers = [attention(layer) for layer in stack.unrolled()]
-    windows = [isinstance(pattern_of(one, "decoder"), Window) for one in mixers]
+    windows = [isinstance(pattern_of(one, "decoder"), spec.Window) for one in mixers]
     ropes = {
-        near: expect(position_of(one, stack), Rotary, "decoder.position")
+        near: expect(position_of(one, stack), spec.Rotary, "decoder.position")
         for near, one in zip(windows, mixers, strict=True)
     }
     rotary = ropes.get(False) or ropes[True]
     found = parts.fields() | parts.rotary_fields(rotary) | {"attention_bias": mixer.bias}
     if version == 1:
         return found
-    size = max((p.before + 1 for one in mixers if isinstance(p := pattern_of(one, "decoder"), Window)), default=4096)
-    scale = round(mixer.scale.value**-2) if isinstance(mixer.scale, Times) and mixer.scale.value > 0 else key
+    size = max(
+        (p.before + 1 for one in mixers if isinstance(p := pattern_of(one, "decoder"), spec.Window)), default=4096
+    )
+    scale = round(mixer.scale.value**-2) if isinstance(mixer.scale, spec.Times) and mixer.scale.value > 0 else key
     found |= {
         "query_pre_attn_scalar": scale,
         "sliding_window": size,
         "layer_types": [NEAR if near else FULL for near in windows],
         "attn_logit_softcapping": mixer.cap if version == 2 else None,
-        "final_logit_softcapping": config.head.cap if isinstance(config.head, LM) else None,
+        "final_logit_softcapping": config.head.cap if isinstance(config.head, spec.LM) else None,
     }
     if version == 3:
-        local = ropes.get(True) or Rotary()
+        local = ropes.get(True) or spec.Rotary()
         found["rope_parameters"] = {FULL: write_rotary(rotary, key), NEAR: write_rotary(local, key)}
     return found
 

@@ -6,20 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.config import (
-    Block,
-    Experts,
-    Gated,
-    ModelConfig,
-    Projected,
-    QuickGelu,
-    Rotary,
-    SoftmaxTopK,
-    Stack,
-    Window,
-    YarnScaling,
-    pattern_of,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig, pattern_of
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
@@ -41,7 +29,7 @@ DEFAULTS = Defaults(
     bos=None,
     eos=None,
 )
-YARN = YarnScaling(factor=32.0, original_length=4096, truncate=False)
+YARN = spec.YarnScaling(factor=32.0, original_length=4096, truncate=False)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -50,18 +38,20 @@ def read(fields: Fields) -> ModelConfig:
     fields.silent("output_router_logits")
     fields.alias("rope_scaling", "rope_parameters")
     given = fields.maybe("rope_parameters", dict)
-    plain = llama.read(DEFAULTS, fields, None if given else Rotary(theta=fields("rope_theta", 150_000.0), scaling=YARN))
-    stack, bias = expect(plain.decoder, Stack, "decoder"), fields("attention_bias", True)
-    width = expect(stack.blocks[0].feedforward, Gated, "feedforward").hidden(plain.width)
+    plain = llama.read(
+        DEFAULTS, fields, None if given else spec.Rotary(theta=fields("rope_theta", 150_000.0), scaling=YARN)
+    )
+    stack, bias = expect(plain.decoder, spec.Stack, "decoder"), fields("attention_bias", True)
+    width = expect(stack.blocks[0].feedforward, spec.Gated, "feedforward").hidden(plain.width)
     limit = fields("swiglu_limit", 7.0)
-    experts = Experts(
+    experts = spec.Experts(
         count=fields("num_local_experts", 128),
         top_k=fields("num_experts_per_tok", 4),
-        router=SoftmaxTopK(bias=True),
-        expert=Gated(width=width, activation=QuickGelu(), bias=True, limit=limit, offset=1.0),
+        router=spec.SoftmaxTopK(bias=True),
+        expert=spec.Gated(width=width, activation=spec.QuickGelu(), bias=True, limit=limit, offset=1.0),
         balance=fields("router_aux_loss_coef", 0.001),
     )
-    changes = {"bias": bias, "output": Projected(bias=bias), "sinks": True}
+    changes = {"bias": bias, "output": spec.Projected(bias=bias), "sinks": True}
     full = stack.blocks[0].model_copy(
         update={"feedforward": experts, "mixer": attention(stack.blocks[0]).model_copy(update=changes)}
     )
@@ -69,18 +59,18 @@ def read(fields: Fields) -> ModelConfig:
     return plain.model_copy(update={"decoder": stack.model_copy(update={"prefix": prefix, "blocks": blocks})})
 
 
-def _layers(fields: Fields, full: Block, depth: int) -> list[Block]:
-    window = Window(before=fields("sliding_window", 128) - 1, after=0)
+def _layers(fields: Fields, full: spec.Block, depth: int) -> list[spec.Block]:
+    window = spec.Window(before=fields("sliding_window", 128) - 1, after=0)
     near = full.model_copy(update={"mixer": attention(full).model_copy(update={"pattern": window})})
     default_kinds = [FULL if i % 2 else NEAR for i in range(depth)]
     return [near if kind == NEAR else full for kind in fields.layer_types(depth, default_kinds, (FULL, NEAR))]
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
+    stack = expect(config.decoder, spec.Stack, "decoder")
     layers = stack.unrolled()
-    experts = expect(layers[0].feedforward, Experts, "decoder.blocks.0.feedforward")
-    network = expect(experts.expert, Gated, "decoder.blocks.0.feedforward.expert")
+    experts = expect(layers[0].feedforward, spec.Experts, "decoder.blocks.0.feedforward")
+    network = expect(experts.expert, spec.Gated, "decoder.blocks.0.feedforward.expert")
     patterns = [pattern_of(attention(layer), "decoder") for layer in layers]
     dense = layers[0].model_copy(update={"feedforward": network})
     plain = config.model_copy(update={"decoder": stack.model_copy(update={"prefix": (), "blocks": (dense,)})})
@@ -91,8 +81,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.top_k,
         "router_aux_loss_coef": experts.balance,
         "swiglu_limit": network.limit,
-        "sliding_window": max((p.before + 1 for p in patterns if isinstance(p, Window)), default=128),
-        "layer_types": [NEAR if isinstance(pattern, Window) else FULL for pattern in patterns],
+        "sliding_window": max((p.before + 1 for p in patterns if isinstance(p, spec.Window)), default=128),
+        "layer_types": [NEAR if isinstance(pattern, spec.Window) else FULL for pattern in patterns],
     }
 
 

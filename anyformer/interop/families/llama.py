@@ -5,17 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from anyformer.config import (
-    Block,
-    Gated,
-    ModelConfig,
-    NoNorm,
-    Projected,
-    RMSNorm,
-    Rotary,
-    Window,
-    pattern_of,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig, pattern_of
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
 from anyformer.interop.family import Family, Framing, attention
@@ -47,8 +38,8 @@ class Defaults(DecoderFields):
     """Defaults of a variant of Llama, and the fields that its config.json has."""
 
     names: FieldNames = NAMES
-    network: type[Gated] = Gated
-    norm: type[RMSNorm] = RMSNorm
+    network: type[spec.Gated] = spec.Gated
+    norm: type[spec.RMSNorm] = spec.RMSNorm
     vocab: int = 32_000
     width: int = 4096
     depth: int = 32
@@ -68,13 +59,13 @@ class Defaults(DecoderFields):
     window_by_layer: bool = False  # only some layers have it
 
 
-def read(defaults: Defaults, fields: Fields, position: Rotary | None = None) -> ModelConfig:
+def read(defaults: Defaults, fields: Fields, position: spec.Rotary | None = None) -> ModelConfig:
     """Return the model; `position` replaces rotary positions that the fields give in another form."""
     fields.must("pretraining_tp", 1)
     bias = fields("attention_bias", False) if defaults.biases else defaults.qkv_bias
     mixer = {
-        "output": Projected(bias=bias and not defaults.qkv_bias),
-        "qk_norm": defaults.normed(fields) if defaults.qk_norm else NoNorm(),
+        "output": spec.Projected(bias=bias and not defaults.qkv_bias),
+        "qk_norm": defaults.normed(fields) if defaults.qk_norm else spec.NoNorm(),
     }
     gates = {"bias": fields("mlp_bias", False)} if defaults.mlp_bias else {}
     block = defaults.block(fields, bias=bias, mixer=mixer, feedforward=gates)
@@ -82,7 +73,7 @@ def read(defaults: Defaults, fields: Fields, position: Rotary | None = None) -> 
     return defaults.decoder(fields, layers, position or fields.rotary(defaults.theta, defaults.fraction))
 
 
-def _windowed(defaults: Defaults, fields: Fields, block: Block) -> list[Block]:
+def _windowed(defaults: Defaults, fields: Fields, block: spec.Block) -> list[spec.Block]:
     """Return the layers, some or all with a sliding window."""
     depth = defaults.read_depth(fields)
     near = [False] * depth
@@ -96,7 +87,7 @@ def _windowed(defaults: Defaults, fields: Fields, block: Block) -> list[Block]:
         near = [True] * depth
     if not any(near):
         return [block] * depth
-    pattern = Window(before=(size or 1) - 1, after=0)
+    pattern = spec.Window(before=(size or 1) - 1, after=0)
     local = block.model_copy(update={"mixer": attention(block).model_copy(update={"pattern": pattern})})
     return [local if one else block for one in near]
 
@@ -104,7 +95,7 @@ def _windowed(defaults: Defaults, fields: Fields, block: Block) -> list[Block]:
 def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
     parts = defaults.parts(config)
     patterns = [pattern_of(attention(layer), "decoder") for layer in parts.stack.unrolled()]
-    sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, Window)]
+    sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, spec.Window)]
     found = parts.fields() | parts.rotary_fields()
     if defaults.biases:
         found["attention_bias"] = parts.mixer.bias
@@ -114,7 +105,7 @@ def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
         found["sliding_window"] = max(sizes, default=None)
     if defaults.window_by_layer:
         found |= {"use_sliding_window": bool(sizes), "sliding_window": max(sizes, default=None)}
-        found["layer_types"] = [NEAR if isinstance(pattern, Window) else FULL for pattern in patterns]
+        found["layer_types"] = [NEAR if isinstance(pattern, spec.Window) else FULL for pattern in patterns]
     return found
 
 

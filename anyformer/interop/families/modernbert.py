@@ -6,40 +6,15 @@ Its first attention has no norm, since the embeddings have one: that layer is tw
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    Attention,
-    Block,
-    Classifier,
-    ConfigError,
-    Fault,
-    Gated,
-    Head,
-    LayerNorm,
-    MaskedLM,
-    ModelConfig,
-    NoFeedForward,
-    NoHead,
-    NoMixer,
-    NoNorm,
-    Pool,
-    Projected,
-    Rotary,
-    SpanBounds,
-    Stack,
-    TokenLabels,
-    Tokens,
-    Transform,
-    Window,
-    pattern_of,
-    position_of,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault, ModelConfig, pattern_of, position_of
 from anyformer.interop.config_fields import Fields, name_of, write_rotary
 from anyformer.interop.families.encoder_parts import classes, read_span
 from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
-POOLS: dict[str, Pool] = {"cls": "first", "mean": "mean"}
+POOLS: dict[str, spec.Pool] = {"cls": "first", "mean": "mean"}
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -47,18 +22,18 @@ def read(fields: Fields) -> ModelConfig:
     fields.silent("sparse_pred_ignore_index", "initializer_cutoff_factor", "embedding_size", "layer_norm_eps")
     fields.silent("position_embedding_type")  # of any value: positions are rotary
     depth, bias = fields.depth("num_hidden_layers", 22), fields("attention_bias", False)
-    norm = LayerNorm(eps=fields("norm_eps", 1e-5), bias=fields("norm_bias", False))
-    full = Attention(
+    norm = spec.LayerNorm(eps=fields("norm_eps", 1e-5), bias=fields("norm_bias", False))
+    full = spec.Attention(
         heads=fields("num_attention_heads", 12),
         bias=bias,
-        output=Projected(bias=bias),
+        output=spec.Projected(bias=bias),
         dropout=fields("attention_dropout", 0.0),
     )
     fields.must("rope_scaling")  # `transformers` applies it to all layers
     far, local = fields.rotaries(fields("global_rope_theta", 160_000.0), fields("local_rope_theta", 10_000.0))
     size = fields("local_attention", 128) // 2
-    near = full.model_copy(update={"pattern": Window(before=size, after=size)})
-    feedforward = Gated(
+    near = full.model_copy(update={"pattern": spec.Window(before=size, after=size)})
+    feedforward = spec.Gated(
         width=fields("intermediate_size", 1152),
         activation=fields.activation("hidden_activation", "gelu"),
         bias=fields("mlp_bias", False),
@@ -71,16 +46,16 @@ def read(fields: Fields) -> ModelConfig:
     else:  # then what they have is the stack's
         far = local
     mixers = [near if kind == NEAR else full for kind in kinds]
-    first, *rest = (Block(mixer=mixer, feedforward=feedforward, norm=norm) for mixer in mixers)
-    bare = first.model_copy(update={"feedforward": NoFeedForward(), "norm": NoNorm()})
-    prefix, blocks = tile_layers([bare, first.model_copy(update={"mixer": NoMixer()}), *rest])
+    first, *rest = (spec.Block(mixer=mixer, feedforward=feedforward, norm=norm) for mixer in mixers)
+    bare = first.model_copy(update={"feedforward": spec.NoFeedForward(), "norm": spec.NoNorm()})
+    prefix, blocks = tile_layers([bare, first.model_copy(update={"mixer": spec.NoMixer()}), *rest])
     vocab = fields("vocab_size", 50_368)
     special = fields.special(vocab, pad=50_283, bos=50_281, eos=50_282)
     tied = fields("tie_word_embeddings", True)
     return ModelConfig(
         width=fields("hidden_size", 768),
-        source=Tokens(vocab=vocab, norm=norm, dropout=fields("embedding_dropout", 0.0), pad=special.pad),
-        encoder=Stack(depth=depth + 1, prefix=prefix, blocks=blocks, position=far, final_norm=norm),
+        source=spec.Tokens(vocab=vocab, norm=norm, dropout=fields("embedding_dropout", 0.0), pad=special.pad),
+        encoder=spec.Stack(depth=depth + 1, prefix=prefix, blocks=blocks, position=far, final_norm=norm),
         head=_head(fields, norm),
         tie="output" if tied and fields.head == "masked_lm" else "none",
         special=special,
@@ -88,45 +63,43 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-def _head(fields: Fields, norm: LayerNorm) -> Head:
-    through = Transform(
+def _head(fields: Fields, norm: spec.LayerNorm) -> spec.Head:
+    through = spec.Transform(
         activation=fields.activation("classifier_activation", "gelu"), norm=norm, bias=fields("classifier_bias", False)
     )
     bias, drop = fields("decoder_bias", True), fields("classifier_dropout", 0.0)
     pool = fields.one_of("classifier_pooling", POOLS, "cls")
     match fields.head:
         case "masked_lm":
-            return MaskedLM(transform=through, bias=bias)
+            return spec.MaskedLM(transform=through, bias=bias)
         case "token_labels":
-            return TokenLabels(labels=len(fields.labels()), transform=through, dropout=drop)
+            return spec.TokenLabels(labels=len(fields.labels()), transform=through, dropout=drop)
         case "span":
             return read_span(fields).model_copy(update={"transform": through, "dropout": drop})
         case "classifier":
-            return Classifier(labels=len(fields.labels()), pool=pool, transform=through, dropout=drop)
+            return spec.Classifier(labels=len(fields.labels()), pool=pool, transform=through, dropout=drop)
         case _:
-            return NoHead()
+            return spec.NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.encoder, Stack, "encoder")
+    stack = expect(config.encoder, spec.Stack, "encoder")
     bare, second, *rest = stack.unrolled() if stack.depth > 1 else [*stack.unrolled() * 2]
-    if not isinstance(second.mixer, NoMixer):
+    if not isinstance(second.mixer, spec.NoMixer):
         raise ConfigError([Fault("encoder.blocks.0.norm", "is there: modernbert's first attention has none")])
     mixers = [attention(block, "encoder") for block in (bare, *rest)]
-    network, norm = (
-        expect(second.feedforward, Gated, "encoder.blocks"),
-        expect(second.norm, LayerNorm, "encoder.blocks.norm"),
-    )
+    network = expect(second.feedforward, spec.Gated, "encoder.blocks")
+    norm = expect(second.norm, spec.LayerNorm, "encoder.blocks.norm")
     patterns = [pattern_of(mixer, "encoder") for mixer in mixers]
-    windows = [isinstance(pattern, Window) for pattern in patterns]
+    windows = [isinstance(pattern, spec.Window) for pattern in patterns]
     ropes = {
-        near: expect(position_of(mixer, stack), Rotary, "encoder.position")
+        near: expect(position_of(mixer, stack), spec.Rotary, "encoder.position")
         for near, mixer in zip(windows, mixers, strict=True)
     }
     key = mixers[0].widths(config.width)[0]
-    size = max((pattern.before for pattern in patterns if isinstance(pattern, Window)), default=64)
+    size = max((pattern.before for pattern in patterns if isinstance(pattern, spec.Window)), default=64)
     found: dict[str, Any] = {
-        "vocab_size": expect(config.source, Tokens, "source").rows,
+        "vocab_size": expect(config.source, spec.Tokens, "source").rows,
         "hidden_size": config.width,
         "intermediate_size": network.hidden(config.width),
         "num_hidden_layers": stack.depth - 1,
@@ -142,18 +115,22 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "local_attention": 2 * size,
         "max_position_embeddings": config.context or 8192,
         "rope_parameters": {
-            FULL: write_rotary(ropes.get(False, Rotary(theta=160_000.0)), key),
-            NEAR: write_rotary(ropes.get(True, Rotary()), key),
+            FULL: write_rotary(ropes.get(False, spec.Rotary(theta=160_000.0)), key),
+            NEAR: write_rotary(ropes.get(True, spec.Rotary()), key),
         },
-        "tie_word_embeddings": config.tie == "output" or not isinstance(config.head, MaskedLM),
+        "tie_word_embeddings": config.tie == "output" or not isinstance(config.head, spec.MaskedLM),
     }
     head = config.head
-    through = head.transform if isinstance(head, (MaskedLM, TokenLabels, SpanBounds, Classifier)) else None
-    if isinstance(through, Transform):
+    through = (
+        head.transform
+        if isinstance(head, (spec.MaskedLM, spec.TokenLabels, spec.SpanBounds, spec.Classifier))
+        else None
+    )
+    if isinstance(through, spec.Transform):
         found |= {"classifier_activation": name_of(through.activation), "classifier_bias": through.bias}
-    if isinstance(head, MaskedLM):
+    if isinstance(head, spec.MaskedLM):
         found["decoder_bias"] = head.bias
-    if isinstance(head, Classifier):
+    if isinstance(head, spec.Classifier):
         found["classifier_pooling"] = "cls" if head.pool == "first" else head.pool
     return found
 

@@ -5,15 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from anyformer.config import (
-    ConfigError,
-    Experts,
-    FeedForward,
-    Gated,
-    ModelConfig,
-    SoftmaxTopK,
-    Stack,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
@@ -45,15 +38,15 @@ def read(variant: Variant, fields: Fields) -> ModelConfig:
     second = variant.dense.qkv_bias  # of Qwen2, which has a field for it
     biased = replace(variant.dense, qkv_bias=fields("qkv_bias", True)) if second else variant.dense
     dense = llama.read(biased, fields)
-    stack = expect(dense.decoder, Stack, "decoder")
+    stack = expect(dense.decoder, spec.Stack, "decoder")
     if second:
         fields.layer_types(stack.depth, [FULL] * stack.depth, (FULL,))
     block, width = stack.blocks[0], fields("moe_intermediate_size", variant.width)
-    network = expect(block.feedforward, Gated, "feedforward")
-    experts = Experts(
+    network = expect(block.feedforward, spec.Gated, "feedforward")
+    experts = spec.Experts(
         count=fields(*variant.count),
         top_k=fields("num_experts_per_tok", variant.top_k),
-        router=SoftmaxTopK(normalize=fields("norm_topk_prob", variant.normalize)),
+        router=spec.SoftmaxTopK(normalize=fields("norm_topk_prob", variant.normalize)),
         expert=network.model_copy(update={"width": width}),
         shared=_shared(variant, fields, width),
         shared_gate=variant.shared > 0,
@@ -80,11 +73,11 @@ def _shared(variant: Variant, fields: Fields, width: int) -> int:
 
 
 def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, Stack, "decoder")
+    stack = expect(config.decoder, spec.Stack, "decoder")
     layers = stack.unrolled()
-    experts = next((b.feedforward for b in layers if isinstance(b.feedforward, Experts)), None)
-    mixture = expect(experts, Experts, "decoder.blocks.0.feedforward")
-    bare = [i for i, block in enumerate(layers) if not isinstance(block.feedforward, Experts)]
+    experts = next((b.feedforward for b in layers if isinstance(b.feedforward, spec.Experts)), None)
+    mixture = expect(experts, spec.Experts, "decoder.blocks.0.feedforward")
+    bare = [i for i, block in enumerate(layers) if not isinstance(block.feedforward, spec.Experts)]
     network = layers[bare[0]].feedforward if bare else mixture.expert.model_copy(update={"width": variant.dense.ff})
     plain = map_blocks(config, lambda block: block.model_copy(update={"feedforward": network}))
     width = mixture.expert.hidden(config.width)
@@ -92,7 +85,7 @@ def write(variant: Variant, config: ModelConfig) -> dict[str, Any]:
         "num_experts": mixture.count,
         "num_experts_per_tok": mixture.top_k,
         "moe_intermediate_size": width,
-        "norm_topk_prob": expect(mixture.router, SoftmaxTopK, "feedforward.router").normalize,
+        "norm_topk_prob": expect(mixture.router, spec.SoftmaxTopK, "feedforward.router").normalize,
         "router_aux_loss_coef": mixture.balance,
         "mlp_only_layers": bare,
     }
@@ -111,8 +104,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from decoder_rules("model.layers", {**llama.ATTENTION, **llama.NORMS}, config)
 
 
-def network_rules(ours: str, theirs: str, network: FeedForward, width: int) -> Iterator[Rule]:
-    if not isinstance(network, Experts):
+def network_rules(ours: str, theirs: str, network: spec.FeedForward, width: int) -> Iterator[Rule]:
+    if not isinstance(network, spec.Experts):
         yield from llama.gated_rules(ours, theirs)
         return
     inner, each = network.expert.hidden(width), [f"{theirs}.experts.{n}" for n in range(network.count)]

@@ -4,24 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Block,
-    FanIn,
-    Gated,
-    InvSqrtWidth,
-    ModelConfig,
-    NoHead,
-    Plain,
-    RMSNorm,
-    Side,
-    Stack,
-    T5Bias,
-    Tokens,
-    Unscaled,
-    position_of,
-)
+from anyformer import config as spec
+from anyformer.config import ModelConfig, position_of
 from anyformer.interop.config_fields import ACTIVATIONS, Fields, name_of, shown
 from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
@@ -35,20 +19,20 @@ def read(multilingual: bool, fields: Fields) -> ModelConfig:
     fields.silent("tie_word_embeddings")
     tied = scaled or not fields.has("lm_head.weight")
     drop, width = fields("dropout_rate", 0.1), fields("d_model", 512)
-    norm = RMSNorm(eps=fields("layer_norm_epsilon", 1e-6))
-    mixer = Attention(
+    norm = spec.RMSNorm(eps=fields("layer_norm_epsilon", 1e-6))
+    mixer = spec.Attention(
         heads=fields("num_heads", 6 if multilingual else 8),
         key_width=fields("d_kv", 64),
-        scale=Unscaled(),
+        scale=spec.Unscaled(),
         dropout=drop,
     )
     feedforward = _network(fields, "gated-gelu" if multilingual else "relu", 1024 if multilingual else 2048, drop)
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
-    position = T5Bias(
+    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
+    position = spec.T5Bias(
         buckets=fields("relative_attention_num_buckets", 32),
         max_distance=fields("relative_attention_max_distance", 128),
     )
-    encoder = Stack(
+    encoder = spec.Stack(
         depth=fields.depth("num_layers", 8 if multilingual else 6),
         blocks=(block,),
         position=position,
@@ -59,21 +43,23 @@ def read(multilingual: bool, fields: Fields) -> ModelConfig:
     depth = fields.depth("num_decoder_layers", encoder.depth)
     vocab = fields("vocab_size", 250_112 if multilingual else 32_128)
     special = fields.special(vocab, pad=0, eos=1, start=0)
-    tokens = Tokens(vocab=vocab, dropout=drop)
+    tokens = spec.Tokens(vocab=vocab, dropout=drop)
     return ModelConfig(
         width=width,
         source=tokens,
         target=tokens,
         encoder=encoder,
         decoder=encoder.model_copy(update={"depth": depth, "blocks": reading}),
-        head=LM(scale=InvSqrtWidth() if scaled else Unscaled()) if fields.head == "lm" else NoHead(),
+        head=spec.LM(scale=spec.InvSqrtWidth() if scaled else spec.Unscaled())
+        if fields.head == "lm"
+        else spec.NoHead(),
         tie="all" if tied and fields.head == "lm" else "inputs",
-        init=FanIn(),
+        init=spec.FanIn(),
         special=special,
     )
 
 
-def _network(fields: Fields, default: str, width: int, dropout: float) -> Plain | Gated:
+def _network(fields: Fields, default: str, width: int, dropout: float) -> spec.Plain | spec.Gated:
     """`feed_forward_proj` names the activation and the gate; `dense_act_fn` and `is_gated_act` override it."""
     proj, width = fields("feed_forward_proj", default), fields("d_ff", width)
     gate, _, name = proj.rpartition("-")
@@ -82,20 +68,20 @@ def _network(fields: Fields, default: str, width: int, dropout: float) -> Plain 
         name = "relu"
     act = fields.activation("dense_act_fn", "gelu_new" if proj == "gated-gelu" else name)
     if fields("is_gated_act", bool(gate)):
-        return Gated(width=width, activation=act, dropout=dropout)
-    return Plain(width=width, activation=act, bias=False, dropout=dropout)
+        return spec.Gated(width=width, activation=act, dropout=dropout)
+    return spec.Plain(width=width, activation=act, bias=False, dropout=dropout)
 
 
 def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
-    encoder, decoder = expect(config.encoder, Stack, "encoder"), expect(config.decoder, Stack, "decoder")
-    tokens, block = expect(config.source, Tokens, "source"), encoder.blocks[0]
+    encoder, decoder = expect(config.encoder, spec.Stack, "encoder"), expect(config.decoder, spec.Stack, "decoder")
+    tokens, block = expect(config.source, spec.Tokens, "source"), encoder.blocks[0]
     mixer = attention(block, "encoder")
-    position = expect(position_of(mixer, encoder), T5Bias, "encoder.position")
+    position = expect(position_of(mixer, encoder), spec.T5Bias, "encoder.position")
     network = block.feedforward
-    if not isinstance(network, (Plain, Gated)):
-        network = expect(network, Gated, "encoder.blocks.0.feedforward")
+    if not isinstance(network, (spec.Plain, spec.Gated)):
+        network = expect(network, spec.Gated, "encoder.blocks.0.feedforward")
     act = name_of(network.activation)
-    scaled = not isinstance(config.head, LM) or config.head.scale == InvSqrtWidth()
+    scaled = not isinstance(config.head, spec.LM) or config.head.scale == spec.InvSqrtWidth()
     found = {
         "vocab_size": tokens.rows,
         "d_model": config.width,
@@ -106,8 +92,8 @@ def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
         "num_heads": mixer.heads,
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.max_distance,
-        "layer_norm_epsilon": expect(block.norm, RMSNorm, "encoder.blocks.0.norm").eps,
-        "feed_forward_proj": act if isinstance(network, Plain) else f"gated-{act.replace('gelu_new', 'gelu')}",
+        "layer_norm_epsilon": expect(block.norm, spec.RMSNorm, "encoder.blocks.0.norm").eps,
+        "feed_forward_proj": act if isinstance(network, spec.Plain) else f"gated-{act.replace('gelu_new', 'gelu')}",
         "dropout_rate": block.dropout,
         "tie_word_embeddings": scaled,
     }
@@ -125,7 +111,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Alias("lm_head.weight", of="shared.weight")
 
 
-def _side(config: ModelConfig, side: Side) -> Iterator[Rule]:
+def _side(config: ModelConfig, side: spec.Side) -> Iterator[Rule]:
     first = f"{side}.block.0.layer.0.SelfAttention"
     yield Rule(f"{side}.schemes.0.tables.buckets", f"{first}.relative_attention_bias.weight")
     for i in range(config.stacks[side].depth):

@@ -3,23 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.config import (
-    Attention,
-    Block,
-    Classifier,
-    ConfigError,
-    Embedder,
-    Head,
-    LayerNorm,
-    Learned,
-    ModelConfig,
-    NoHead,
-    Patches,
-    Plain,
-    Projected,
-    Stack,
-    Transform,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields, name_of, shown
 from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.weight_rules import AnyRule, Reshaped, Rule
@@ -27,30 +12,32 @@ from anyformer.interop.weight_rules import AnyRule, Reshaped, Rule
 
 def read(fields: Fields) -> ModelConfig:
     fields.silent("encoder_stride", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
-    norm, drop = LayerNorm(eps=fields("layer_norm_eps", 1e-12)), fields("hidden_dropout_prob", 0.0)
+    norm, drop = spec.LayerNorm(eps=fields("layer_norm_eps", 1e-12)), fields("hidden_dropout_prob", 0.0)
     width = fields("hidden_size", 768)
-    mixer = Attention(
+    mixer = spec.Attention(
         heads=fields("num_attention_heads", 12),
         bias=fields("qkv_bias", True),
-        output=Projected(bias=True),
+        output=spec.Projected(bias=True),
         dropout=fields("attention_probs_dropout_prob", 0.0),
     )
-    feedforward = Plain(width=fields("intermediate_size", 3072), activation=fields.activation("hidden_act", "gelu"))
-    block = Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
+    feedforward = spec.Plain(
+        width=fields("intermediate_size", 3072), activation=fields.activation("hidden_act", "gelu")
+    )
+    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
     height, across = _sides(fields, "image_size", 224)
     patch, other = _sides(fields, "patch_size", 16)
     if patch != other:
         fields.refuse("patch_size", f"= [{patch}, {other}]: must be a square")
-    patches = Patches(
+    patches = spec.Patches(
         image_height=height, image_width=across, patch=patch, channels=fields("num_channels", 3), dropout=drop
     )
     return ModelConfig(
         width=width,
         source=patches,
-        encoder=Stack(
+        encoder=spec.Stack(
             depth=fields.depth("num_hidden_layers", 12),
             blocks=(block,),
-            position=Learned(length=patches.length),
+            position=spec.Learned(length=patches.length),
             final_norm=norm,
         ),
         head=_head(fields, width),
@@ -70,19 +57,19 @@ def _sides(fields: Fields, field: str, default: int) -> tuple[int, int]:
         return height, width
 
 
-def _head(fields: Fields, width: int) -> Head:
+def _head(fields: Fields, width: int) -> spec.Head:
     fields.must("pooler_output_size", width)
-    through = Transform(activation=fields.activation("pooler_act", "tanh"))
+    through = spec.Transform(activation=fields.activation("pooler_act", "tanh"))
     if fields.head == "classifier":
-        return Classifier(labels=len(fields.labels()))
-    return Embedder(pool="first", transform=through) if fields.has("pooler.dense.weight") else NoHead()
+        return spec.Classifier(labels=len(fields.labels()))
+    return spec.Embedder(pool="first", transform=through) if fields.has("pooler.dense.weight") else spec.NoHead()
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack, patches = expect(config.encoder, Stack, "encoder"), expect(config.source, Patches, "source")
+    stack, patches = expect(config.encoder, spec.Stack, "encoder"), expect(config.source, spec.Patches, "source")
     block = stack.blocks[0]
     mixer = attention(block, "encoder")
-    feedforward = expect(block.feedforward, Plain, "encoder.blocks.0.feedforward")
+    feedforward = expect(block.feedforward, spec.Plain, "encoder.blocks.0.feedforward")
     channels, height, width = patches.shape
     found: dict[str, Any] = {
         "image_size": height if height == width else [height, width],
@@ -93,18 +80,19 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": mixer.heads,
         "intermediate_size": feedforward.hidden(config.width),
         "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, LayerNorm, "encoder.blocks.0.norm").eps,
+        "layer_norm_eps": expect(block.norm, spec.LayerNorm, "encoder.blocks.0.norm").eps,
         "qkv_bias": mixer.bias,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": mixer.dropout,
     }
-    if isinstance(config.head, Embedder) and isinstance(config.head.transform, Transform):
+    if isinstance(config.head, spec.Embedder) and isinstance(config.head.transform, spec.Transform):
         found["pooler_act"] = name_of(config.head.transform.activation)
     return found
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    patches, stack, d = expect(config.source, Patches, "source"), expect(config.encoder, Stack, "encoder"), config.width
+    patches, d = expect(config.source, spec.Patches, "source"), config.width
+    stack = expect(config.encoder, spec.Stack, "encoder")
     embeddings, length = "vit.embeddings", patches.length
     yield Rule(
         "source.class_token.weight", f"{embeddings}.cls_token", conversion=Reshaped(ours=(1, d), theirs=(1, 1, d))

@@ -8,29 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.config import (
-    LM,
-    Attention,
-    Audio,
-    Block,
-    ConfigError,
-    Fault,
-    LayerNorm,
-    Learned,
-    ModelConfig,
-    Plain,
-    Projected,
-    Side,
-    Sinusoidal,
-    Stack,
-    Tokens,
-)
+from anyformer import config as spec
+from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Rows, Rule
 
 PLACES, LENGTH = 1500, 448  # default positions of the encoder and of the decoder
-WAVES = Sinusoidal(layout="halves", closed=True)
+WAVES = spec.Sinusoidal(layout="halves", closed=True)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -41,17 +26,17 @@ def read(fields: Fields) -> ModelConfig:
     fields.silent("encoder_layerdrop", "decoder_layerdrop", "init_std", "classifier_proj_size", "median_filter_width")
     fields.silent("apply_spec_augment", *(f"mask_{axis}_{what}" for axis in AXES for what in MASKS))
     vocab = fields("vocab_size", 51_865)
-    tokens = Tokens(
+    tokens = spec.Tokens(
         vocab=vocab,
         dropout=fields("dropout", 0.0),
     )
     return ModelConfig(
         width=fields("d_model", 384),
-        source=Audio(mels=fields("num_mel_bins", 80), dropout=fields("dropout", 0.0)),
+        source=spec.Audio(mels=fields("num_mel_bins", 80), dropout=fields("dropout", 0.0)),
         target=tokens,
         encoder=_stack(fields, "encoder"),
         decoder=_stack(fields, "decoder"),
-        head=LM(),
+        head=spec.LM(),
         tie="output",
         special=fields.special(vocab, pad=50_256, bos=50_256, eos=50_256, start=50_257),
         context=fields("max_source_positions", PLACES),
@@ -61,47 +46,49 @@ def read(fields: Fields) -> ModelConfig:
 AXES, MASKS = ("time", "feature"), ("prob", "length", "min_masks")  # of SpecAugment, in training
 
 
-def _stack(fields: Fields, side: Side) -> Stack:
-    mixer = Attention(
+def _stack(fields: Fields, side: spec.Side) -> spec.Stack:
+    mixer = spec.Attention(
         heads=fields(f"{side}_attention_heads", 6),
         bias=True,
-        output=Projected(bias=True),
+        output=spec.Projected(bias=True),
         dropout=fields("attention_dropout", 0.0),
     )
-    feedforward = Plain(
+    feedforward = spec.Plain(
         width=fields(f"{side}_ffn_dim", 1536),
         activation=fields.activation("activation_function", "gelu"),
         dropout=fields("activation_dropout", 0.0),
     )
-    block = Block(
+    block = spec.Block(
         mixer=mixer,
         cross=mixer if side == "decoder" else None,
         feedforward=feedforward,
         dropout=fields("dropout", 0.0),
     )
-    return Stack(
+    return spec.Stack(
         depth=fields.depth(f"{side}_layers", 4),
         blocks=(block,),
-        position=WAVES if side == "encoder" else Learned(length=fields("max_target_positions", LENGTH)),
-        final_norm=LayerNorm(),
+        position=WAVES if side == "encoder" else spec.Learned(length=fields("max_target_positions", LENGTH)),
+        final_norm=spec.LayerNorm(),
     )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    sounds, tokens = expect(config.source, Audio, "source"), expect(config.target, Tokens, "target")
-    if sounds.rate != Audio().rate:  # a fact of preprocessor_config.json, not of config.json
-        raise ConfigError([Fault("source.rate", f"= {sounds.rate}: Whisper reads {Audio().rate} samples per second")])
-    decoder = expect(config.decoder, Stack, "decoder")
+    sounds, tokens = expect(config.source, spec.Audio, "source"), expect(config.target, spec.Tokens, "target")
+    if sounds.rate != spec.Audio().rate:  # a fact of preprocessor_config.json, not of config.json
+        raise ConfigError(
+            [Fault("source.rate", f"= {sounds.rate}: Whisper reads {spec.Audio().rate} samples per second")]
+        )
+    decoder = expect(config.decoder, spec.Stack, "decoder")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
         "d_model": config.width,
         "num_mel_bins": sounds.mels,
         "max_source_positions": config.context or PLACES,
-        "max_target_positions": expect(decoder.position, Learned, "decoder.position").length,
+        "max_target_positions": expect(decoder.position, spec.Learned, "decoder.position").length,
     }
     for side, stack in config.stacks.items():
         block = stack.blocks[0]
-        mixer, network = attention(block, side), expect(block.feedforward, Plain, f"{side}.blocks.0.feedforward")
+        mixer, network = attention(block, side), expect(block.feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
         found |= {
             f"{side}_layers": stack.depth,
             f"{side}_attention_heads": mixer.heads,
