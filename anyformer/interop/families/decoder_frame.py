@@ -217,24 +217,12 @@ def decoder_family(
     write: Callable[[ModelConfig], dict[str, Any]],
     rules: Callable[[ModelConfig], Iterable[AnyRule]],
     text: Framing = PLAIN,
-    prefix: str = "model.",
-    buffers: tuple[str, ...] = BUFFERS,
     **more: Any,
 ) -> Family:
     """Return a family of decoders, by default with Llama's prefix and buffers; `title` begins its classes."""
-    heads = more.pop("heads", {f"{title}ForCausalLM": "lm", f"{title}Model": "body"})
-    return Family(
-        kind=kind,
-        shape="decoder",
-        heads=heads,
-        text=text,
-        prefix=prefix,
-        buffers=buffers,
-        read=read,
-        write=write,
-        rules=rules,
-        **more,
-    )
+    heads = {f"{title}ForCausalLM": "lm", f"{title}Model": "body"}
+    usual = {"heads": heads, "prefix": "model.", "buffers": BUFFERS}
+    return Family(kind=kind, shape="decoder", text=text, read=read, write=write, rules=rules, **usual | more)
 
 
 def decoder_rules(
