@@ -176,7 +176,7 @@ class Constant(NamedTuple):
 
 
 AnyRule = Rule | Alias | Constant
-Names = Mapping[str, str | tuple[str, ...]]  # parts of a layer of ours, each with its public names
+Names = Mapping[str, Sequence[str]]  # parts of a layer of ours, each with its public name or names
 
 
 def layer_rules(

@@ -6,9 +6,9 @@ from typing import Any
 from anyformer.config import ConfigError, FactorisedTable, Fault, ModelConfig, Stack, Tokens
 from anyformer.interop.config_fields import MAX_LAYERS, Fields
 from anyformer.interop.families import bert
-from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes
-from anyformer.interop.family import Family, Framing, expect
-from anyformer.interop.weight_rules import AnyRule
+from anyformer.interop.families.encoder_parts import HeadNames, classes, encoder_family
+from anyformer.interop.family import expect
+from anyformer.interop.weight_rules import AnyRule, layer_rules
 
 DEFAULTS = bert.Defaults(
     vocab=30_000,
@@ -22,14 +22,14 @@ DEFAULTS = bert.Defaults(
     label_dropout="classifier_dropout_prob",
 )
 
-LAYER = LayerNames(
-    qkv=("attention.query", "attention.key", "attention.value"),
-    out="attention.dense",
-    attention_norm="attention.LayerNorm",
-    up="ffn",
-    down="ffn_output",
-    norm="full_layer_layer_norm",
-)
+LAYER = {
+    "mixer.inner.qkv": ("attention.query", "attention.key", "attention.value"),
+    "mixer.inner.out": "attention.dense",
+    "mixer.norm_sum": "attention.LayerNorm",
+    "feedforward.inner.up": "ffn",
+    "feedforward.inner.down": "ffn_output",
+    "feedforward.norm_sum": "full_layer_layer_norm",
+}
 HEADS = HeadNames(
     table="albert.embeddings.word_embeddings",
     dense="predictions.dense",
@@ -69,20 +69,18 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.encoder
     yield from bert.embedding_rules("albert.embeddings", "albert.encoder.embedding_hidden_mapping_in")
-    for i in range(len(config.encoder.blocks)):
-        yield from LAYER.rules(f"encoder.blocks.{i}", f"albert.encoder.albert_layer_groups.0.albert_layers.{i}")
+    layers = "albert.encoder.albert_layer_groups.0.albert_layers"
+    yield from layer_rules("encoder.blocks", layers, len(config.encoder.blocks), LAYER)
     yield from HEADS.rules(config)
 
 
-ALBERT = Family(
-    kind="albert",
-    shape="encoder",
+ALBERT = encoder_family(
+    "albert",
+    "Albert",
+    "albert",
+    read,
+    write,
+    rules,
     heads={**classes("Albert"), "AlbertForPreTraining": "masked_lm"},
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="albert.",
-    buffers=(r"albert\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"albert\.pooler\..*", r"predictions\..*", r"sop_classifier\..*"),
-    read=read,
-    write=write,
-    rules=rules,
 )

@@ -7,16 +7,19 @@ from typing import Any
 from anyformer import config as spec
 from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
-from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import AnyRule, Rule
+from anyformer.interop.families.encoder_parts import HeadNames, classes, encoder_family, read_span
+from anyformer.interop.family import attention, expect
+from anyformer.interop.weight_rules import AnyRule, Names, Rule, layer_rules
 
 POOLER = spec.Transform(activation=spec.Tanh())
-LAYER = LayerNames(
-    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-    out="attention.output.dense",
-    attention_norm="attention.output.LayerNorm",
-)
+LAYER = {
+    "mixer.inner.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "mixer.inner.out": "attention.output.dense",
+    "mixer.norm_sum": "attention.output.LayerNorm",
+    "feedforward.inner.up": "intermediate.dense",
+    "feedforward.inner.down": "output.dense",
+    "feedforward.norm_sum": "output.LayerNorm",
+}
 HEADS = HeadNames(
     table="bert.embeddings.word_embeddings",
     dense="cls.predictions.transform.dense",
@@ -158,12 +161,11 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from HEADS.rules(config)
 
 
-def body_rules(config: ModelConfig, body: str, names: LayerNames = LAYER) -> Iterator[Rule]:
+def body_rules(config: ModelConfig, body: str, names: Names = LAYER) -> Iterator[Rule]:
     """Yield the rules of the body, for BERT and variants with the same layer names."""
     assert config.encoder
     yield from embedding_rules(f"{body}.embeddings", f"{body}.embeddings_project")
-    for i in range(config.encoder.depth):
-        yield from names.rules(f"encoder.blocks.{i}", f"{body}.encoder.layer.{i}")
+    yield from layer_rules("encoder.blocks", f"{body}.encoder.layer", config.encoder.depth, names)
 
 
 def embedding_rules(embeddings: str, project: str) -> Iterator[Rule]:
@@ -175,16 +177,14 @@ def embedding_rules(embeddings: str, project: str) -> Iterator[Rule]:
     yield Rule("source.project", project)
 
 
-BERT = Family(
-    kind="bert",
-    shape="encoder",
+BERT = encoder_family(
+    "bert",
+    "Bert",
+    "bert",
+    read,
+    write,
+    rules,
     heads={**classes("Bert"), "BertForPreTraining": "masked_lm"},
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="bert.",
-    buffers=(r"bert\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"bert\.pooler\..*", r"cls\..*"),
     older=((r"LayerNorm\.gamma", "LayerNorm.weight"), (r"LayerNorm\.beta", "LayerNorm.bias")),
-    read=read,
-    write=write,
-    rules=rules,
 )

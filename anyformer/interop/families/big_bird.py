@@ -13,8 +13,8 @@ from typing import Any
 from anyformer.config import ModelConfig, SqrtWidth, Stack, Tokens, Transform, Unscaled
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
-from anyformer.interop.families.encoder_parts import classes
-from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.families.encoder_parts import classes, encoder_family
+from anyformer.interop.family import attention, expect
 from anyformer.interop.weight_rules import AnyRule
 
 HEADS = replace(bert.HEADS, pooler="bert.pooler", labelled=("classifier.dense", "classifier.out_proj"))
@@ -61,18 +61,16 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from HEADS.rules(config)
 
 
-BIG_BIRD = Family(
-    kind="big_bird",
-    shape="encoder",
+BIG_BIRD = encoder_family(
+    "big_bird",
+    "BigBird",
+    "bert",
+    read,
+    write,
+    rules,
     heads={
         **{name: head for name, head in classes("BigBird").items() if head != "span"},  # which has further layers
         "BigBirdForPreTraining": "masked_lm",
     },
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="bert.",
-    buffers=(r"bert\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"bert\.pooler\..*", r"cls\..*"),
-    read=read,
-    write=write,
-    rules=rules,
 )

@@ -8,8 +8,8 @@ from anyformer import config as spec
 from anyformer.config import ConfigError, ModelConfig, position_of
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import bert
-from anyformer.interop.families.encoder_parts import classes
-from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.families.encoder_parts import encoder_family
+from anyformer.interop.family import attention, expect
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
@@ -17,7 +17,9 @@ TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
     "p2c": "position_to_content",
 }
 
-LAYER = replace(bert.LAYER, qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
+LAYER = bert.LAYER | {
+    "mixer.inner.qkv": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj")
+}
 HEADS = replace(bert.HEADS, table="deberta.embeddings.word_embeddings", pooler="pooler.dense")
 
 
@@ -123,19 +125,17 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from HEADS.rules(config)
 
 
-DEBERTA_V2 = Family(
-    kind="deberta-v2",
-    shape="encoder",
-    heads=classes("DebertaV2"),
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="deberta.",
+DEBERTA_V2 = encoder_family(
+    "deberta-v2",
+    "DebertaV2",
+    "deberta",
+    read,
+    write,
+    rules,
     buffers=(r"deberta\.embeddings\.position_ids",),
     unused=(r"(lm|mask)_predictions\..*", r"cls\..*", r"pooler\..*", r"deberta\.encoder\.LayerNorm\..*"),
     older=(
         (r"lm_predictions\.lm_head\.bias", "cls.predictions.bias"),
         (r"lm_predictions\.lm_head\.", "cls.predictions.transform."),
     ),
-    read=read,
-    write=write,
-    rules=rules,
 )

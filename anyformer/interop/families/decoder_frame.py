@@ -84,7 +84,7 @@ class DecoderFields:
         """Return a block by its fields; `bias` is that of all projections of attention."""
         names = self.names
         heads, width = fields(names.heads, self.heads), fields(names.width, self.width)
-        attends = {"heads": heads, "bias": bias, "output": spec.Projected(bias=bias)}
+        attends: dict[str, Any] = {"heads": heads, "bias": bias, "output": spec.Projected(bias=bias)}
         if names.attention_dropout:
             drop = self.dropout if self.attention_dropout is None else self.attention_dropout
             attends["dropout"] = fields(names.attention_dropout, drop)
@@ -107,7 +107,7 @@ class DecoderFields:
 
     def normed(self, fields: Fields) -> LayerNorm | RMSNorm:
         """Return the norm of the blocks."""
-        eps = {"eps": fields(self.names.eps, self.eps)} if self.names.eps else {}
+        eps: dict[str, Any] = {"eps": fields(self.names.eps, self.eps)} if self.names.eps else {}
         return self.norm(**eps, **self.norm_options)
 
     def decoder(
@@ -221,7 +221,7 @@ def decoder_family(
 ) -> Family:
     """Return a family of decoders, by default with Llama's prefix and buffers; `title` begins its classes."""
     heads = {f"{title}ForCausalLM": "lm", f"{title}Model": "body"}
-    usual = {"heads": heads, "prefix": "model.", "buffers": BUFFERS}
+    usual: dict[str, Any] = {"heads": heads, "prefix": "model.", "buffers": BUFFERS}
     return Family(kind=kind, shape="decoder", text=text, read=read, write=write, rules=rules, **usual | more)
 
 

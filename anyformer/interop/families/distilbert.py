@@ -7,19 +7,19 @@ from anyformer import config as spec
 from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import bert
-from anyformer.interop.families.encoder_parts import HeadNames, LayerNames, classes, read_span
-from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import AnyRule
+from anyformer.interop.families.encoder_parts import HeadNames, encoder_family, read_span
+from anyformer.interop.family import attention, expect
+from anyformer.interop.weight_rules import AnyRule, layer_rules, split_names
 
 NORM = spec.LayerNorm(eps=1e-12)
-LAYER = LayerNames(
-    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-    out="attention.out_lin",
-    attention_norm="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
-    norm="output_layer_norm",
-)
+LAYER = {
+    "mixer.inner.qkv": split_names("attention.{}_lin"),
+    "mixer.inner.out": "attention.out_lin",
+    "mixer.norm_sum": "sa_layer_norm",
+    "feedforward.inner.up": "ffn.lin1",
+    "feedforward.inner.down": "ffn.lin2",
+    "feedforward.norm_sum": "output_layer_norm",
+}
 HEADS = HeadNames(
     table="distilbert.embeddings.word_embeddings",
     dense="vocab_transform",
@@ -97,19 +97,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     assert config.encoder
     yield from bert.embedding_rules("distilbert.embeddings", "")
-    for i in range(config.encoder.depth):
-        yield from LAYER.rules(f"encoder.blocks.{i}", f"distilbert.transformer.layer.{i}")
+    yield from layer_rules("encoder.blocks", "distilbert.transformer.layer", config.encoder.depth, LAYER)
     yield from HEADS.rules(config)
 
 
-DISTILBERT = Family(
-    kind="distilbert",
-    shape="encoder",
-    heads=classes("DistilBert"),
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="distilbert.",
+DISTILBERT = encoder_family(
+    "distilbert",
+    "DistilBert",
+    "distilbert",
+    read,
+    write,
+    rules,
+    buffers=(),
     unused=(r"vocab_(transform|layer_norm|projector)\..*",),
-    read=read,
-    write=write,
-    rules=rules,
 )

@@ -7,8 +7,8 @@ from anyformer import config as spec
 from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
-from anyformer.interop.families.encoder_parts import HeadNames, classes
-from anyformer.interop.family import Family, Framing, expect
+from anyformer.interop.families.encoder_parts import HeadNames, classes, encoder_family
+from anyformer.interop.family import expect
 from anyformer.interop.weight_rules import AnyRule
 
 DEFAULTS = bert.Defaults(width=256, heads=4, ff=1024, pooler=None, classified=spec.Transform(activation=spec.Gelu()))
@@ -43,15 +43,13 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from HEADS.rules(config)
 
 
-ELECTRA = Family(
-    kind="electra",
-    shape="encoder",
+ELECTRA = encoder_family(
+    "electra",
+    "Electra",
+    "electra",
+    read,
+    write,
+    rules,
     heads={**classes("Electra"), "ElectraForPreTraining": "body"},
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="electra.",
-    buffers=(r"electra\.embeddings\.(position_ids|token_type_ids)",),
     unused=(r"(discriminator|generator)_predictions\..*", r"generator_lm_head\..*"),
-    read=read,
-    write=write,
-    rules=rules,
 )

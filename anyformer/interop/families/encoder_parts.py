@@ -1,10 +1,12 @@
 """Parts that the encoders share: classes by head, and the rules of layers and heads under the names of a family."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from anyformer.config import Classifier, MaskedLM, ModelConfig, SpanBounds
 from anyformer.interop.config_fields import Fields
+from anyformer.interop.family import Family, Framing
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 
@@ -26,25 +28,23 @@ def read_span(fields: Fields) -> SpanBounds:
     return SpanBounds()
 
 
-@dataclass(frozen=True)
-class LayerNames:
-    """Names of the weights in a layer."""
-
-    qkv: tuple[str, str, str]
-    out: str
-    attention_norm: str
-    up: str = "intermediate.dense"
-    down: str = "output.dense"
-    norm: str = "output.LayerNorm"
-
-    def rules(self, ours: str, theirs: str) -> Iterator[Rule]:
-        """Yield the rules of one layer."""
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.{part}" for part in self.qkv))
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.{self.out}")
-        yield Rule(f"{ours}.mixer.norm_sum", f"{theirs}.{self.attention_norm}")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.{self.up}")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.{self.down}")
-        yield Rule(f"{ours}.feedforward.norm_sum", f"{theirs}.{self.norm}")
+def encoder_family(
+    kind: str,
+    title: str,
+    body: str,
+    read: Callable[[Fields], ModelConfig],
+    write: Callable[[ModelConfig], dict[str, Any]],
+    rules: Callable[[ModelConfig], Iterable[AnyRule]],
+    **more: Any,
+) -> Family:
+    """Return a family like BERT: `title` begins its classes, and `body` the names of its weights."""
+    usual: dict[str, Any] = {
+        "heads": classes(title),
+        "text": Framing(before=("bos",), after=("eos",)),
+        "buffers": (rf"{body}\.embeddings\.(position_ids|token_type_ids)",),
+    }
+    options = usual | more
+    return Family(kind=kind, shape="encoder", prefix=f"{body}.", read=read, write=write, rules=rules, **options)
 
 
 @dataclass(frozen=True)

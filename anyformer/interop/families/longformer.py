@@ -11,8 +11,8 @@ from typing import Any
 from anyformer.config import Block, ConfigError, Gelu, Learned, ModelConfig, Stack, Window
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import bert, roberta
-from anyformer.interop.families.encoder_parts import classes
-from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
+from anyformer.interop.families.encoder_parts import classes, encoder_family
+from anyformer.interop.family import attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule
 
 VOCAB = 30_522
@@ -64,15 +64,14 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from roberta.heads("longformer").rules(config)
 
 
-LONGFORMER = Family(
-    kind="longformer",
-    shape="encoder",
+LONGFORMER = encoder_family(
+    "longformer",
+    "Longformer",
+    "longformer",
+    read,
+    write,
+    rules,
     heads={name: head for name, head in classes("Longformer").items() if head != "span"},
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="longformer.",
     buffers=(r"longformer\.embeddings\.position_ids",),
     unused=(r"longformer\.pooler\..*", r"lm_head\..*"),
-    read=read,
-    write=write,
-    rules=rules,
 )

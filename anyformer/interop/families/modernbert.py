@@ -9,9 +9,9 @@ from typing import Any
 from anyformer import config as spec
 from anyformer.config import ConfigError, Fault, ModelConfig, pattern_of, position_of
 from anyformer.interop.config_fields import Fields, name_of, write_rotary
-from anyformer.interop.families.encoder_parts import classes, read_span
+from anyformer.interop.families.encoder_parts import encoder_family, read_span
 from anyformer.interop.families.llama import FULL, NEAR
-from anyformer.interop.family import Family, Framing, attention, expect, tile_layers
+from anyformer.interop.family import attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
 
 POOLS: dict[str, spec.Pool] = {"cls": "first", "mean": "mean"}
@@ -158,14 +158,13 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
         yield Alias("decoder.weight", of="model.embeddings.tok_embeddings.weight")
 
 
-MODERNBERT = Family(
-    kind="modernbert",
-    shape="encoder",
-    heads=classes("ModernBert"),
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="model.",
+MODERNBERT = encoder_family(
+    "modernbert",
+    "ModernBert",
+    "model",
+    read,
+    write,
+    rules,
+    buffers=(),
     unused=(r"head\..*", r"decoder\..*"),
-    read=read,
-    write=write,
-    rules=rules,
 )

@@ -6,18 +6,18 @@ from typing import Any
 from anyformer.config import Gelu, Learned, ModelConfig, Stack, T5Bias
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert, roberta
-from anyformer.interop.families.encoder_parts import LayerNames, classes
-from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import AnyRule, Rule
+from anyformer.interop.families.encoder_parts import encoder_family
+from anyformer.interop.family import attention, expect
+from anyformer.interop.weight_rules import AnyRule, Rule, split_names
 
 OFFSET = 2  # `transformers` counts positions from here, whatever pad_token_id is
 BIAS = T5Bias(buckets=32, max_distance=128)  # as its code has them, whatever the config says
 
-LAYER = LayerNames(
-    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-    out="attention.attn.o",
-    attention_norm="attention.LayerNorm",
-)
+LAYER = bert.LAYER | {
+    "mixer.inner.qkv": split_names("attention.attn.{}"),
+    "mixer.inner.out": "attention.attn.o",
+    "mixer.norm_sum": "attention.LayerNorm",
+}
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -47,15 +47,13 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield from roberta.heads("mpnet").rules(config)
 
 
-MPNET = Family(
-    kind="mpnet",
-    shape="encoder",
-    heads=classes("MPNet"),
-    text=Framing(before=("bos",), after=("eos",)),
-    prefix="mpnet.",
+MPNET = encoder_family(
+    "mpnet",
+    "MPNet",
+    "mpnet",
+    read,
+    write,
+    rules,
     buffers=(r"mpnet\.embeddings\.position_ids",),
     unused=(r"mpnet\.pooler\..*", r"lm_head\..*"),
-    read=read,
-    write=write,
-    rules=rules,
 )

@@ -68,9 +68,10 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
     body = "model.decoder"
     yield Rule("target.project", f"{body}.project_in")
+    yield Rule("decoder.embedder.tables.positions", f"{body}.embed_positions.weight")
     yield Rule("head.transform", f"{body}.project_out")
-    ends = {"table": f"{body}.embed_tokens", "norm": f"{body}.final_layer_norm"}
-    yield from decoder_rules(f"{body}.layers", LAYER, config, positions=f"{body}.embed_positions.weight", **ends)
+    table, norm = f"{body}.embed_tokens", f"{body}.final_layer_norm"
+    yield from decoder_rules(f"{body}.layers", LAYER, config, table=table, norm=norm)
 
 
 OLDER = ((r"^decoder\.", "model.decoder."),)

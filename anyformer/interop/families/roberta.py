@@ -10,8 +10,8 @@ from typing import Any
 from anyformer.config import ConfigError, Gelu, Learned, ModelConfig, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
-from anyformer.interop.families.encoder_parts import HeadNames, classes
-from anyformer.interop.family import Family, Framing, expect
+from anyformer.interop.families.encoder_parts import HeadNames, encoder_family
+from anyformer.interop.family import Family, expect
 from anyformer.interop.weight_rules import AnyRule
 
 
@@ -48,18 +48,8 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
 
 
 def _family(kind: str, title: str, vocab: int) -> Family:
-    return Family(
-        kind=kind,
-        shape="encoder",
-        heads=classes(title),
-        text=Framing(before=("bos",), after=("eos",)),
-        prefix="roberta.",
-        buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
-        unused=(r"roberta\.pooler\..*", r"lm_head\..*"),
-        read=partial(read, vocab),
-        write=write,
-        rules=rules,
-    )
+    unused = (r"roberta\.pooler\..*", r"lm_head\..*")
+    return encoder_family(kind, title, "roberta", partial(read, vocab), write, rules, unused=unused)
 
 
 ROBERTA = _family("roberta", "Roberta", 50_265)
