@@ -14,7 +14,7 @@ from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import media_of
 from anyformer.tasks.generation import FinishedAnswer, GenerationRequest
-from anyformer.tasks.text_stream import NONFINITE, AnswerText
+from anyformer.tasks.text_stream import NONFINITE
 
 CPU_PAGES = 1024  # of 16 tokens
 PREFILL_TOKENS = 8192
@@ -78,7 +78,6 @@ class _Collector(Outbox):
     def __init__(self, answers: dict[Sequence, FinishedAnswer], stop: List[str]):
         super().__init__(Stats())
         self._answers, self._stop = answers, stop
-        self._ids: dict[Sequence, list[int]] = {one: [] for one in answers}
         self._finished: list[FinishedAnswer] = []
 
     def take(self) -> list[FinishedAnswer]:
@@ -87,7 +86,7 @@ class _Collector(Outbox):
         return finished
 
     def start(self, sequence: Sequence) -> None:
-        sequence.started = True
+        pass
 
     def token(self, sequence: Sequence, token: Token) -> None:
         self.tokens(sequence, [token.id])
@@ -96,23 +95,15 @@ class _Collector(Outbox):
         pass
 
     def tokens(self, sequence: Sequence, ids: list[int]) -> None:
-        self._ids[sequence] += ids
-        if self._stop:
-            text = self._push(sequence)
-            sequence.cancelled = text.ended
+        text = self._answers[sequence].text
+        text.push(ids)
+        sequence.cancelled = text.ended
 
     def is_due(self) -> bool:
         return bool(self._stop)
 
     def finish(self, sequence: Sequence, end: Finished, found: List[Hypothesis] | None = None) -> None:
-        if end.reason == "error" and end.message == NOT_FINITE:
-            self._ids[sequence].append(NONFINITE)
-        self._push(sequence)
-        self._finished.append(self._answers.pop(sequence))
-        del self._ids[sequence]
-
-    def _push(self, sequence: Sequence) -> AnswerText:
-        text = self._answers[sequence].text
-        text.push(self._ids[sequence])
-        self._ids[sequence] = []
-        return text
+        answer = self._answers.pop(sequence)
+        if end.message == NOT_FINITE:
+            answer.text.push([NONFINITE])
+        self._finished.append(answer)
