@@ -36,7 +36,7 @@ import anyformer as af
 from anyformer import presets
 from anyformer.config import Embedder, ModelConfig
 from anyformer.data.tokenizer import train_tokenizer
-from anyformer.generation.engine.request import Limits, Token
+from anyformer.generation.engine.interface import Limits, Token
 from anyformer.generation.request import Request
 from anyformer.recipe import Bytes, Embed
 from anyformer.runs.run import Run

@@ -20,7 +20,7 @@ import torch
 
 import anyformer as af
 from anyformer import presets
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.request import Request
 from benchmarks.serving import draw
 

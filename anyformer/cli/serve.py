@@ -68,7 +68,7 @@ def serve(
         what = f"needs the package {error.name}: pip install 'anyformer[serve]'"
         raise ConfigError([Fault("serve", what)]) from None
     from anyformer.generation.engine.engine import Engine
-    from anyformer.generation.engine.request import Limits
+    from anyformer.generation.engine.interface import Limits
     from anyformer.runs.run import load
 
     keys = [] if api_key_file is None else read_keys(api_key_file)

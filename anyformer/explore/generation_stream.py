@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,16 +13,13 @@ from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.view import SavedText, View
 from anyformer.generation.generate import seeds_of
-from anyformer.generation.logit_processors import build, process
-from anyformer.generation.request import Request
-from anyformer.generation.sampling import greedy, sample
+from anyformer.generation.logit_processors import process
+from anyformer.generation.sampling import choose
 from anyformer.generation.session import Session
 from anyformer.generation.strategy import Sampling
-from anyformer.kernels.conventions import SEEN
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inspection.cache_growth import used_bytes
 from anyformer.runs.run import Run
-from anyformer.tasks.base import read_media
 from anyformer.tasks.generation import GenerationRequest, Writer
 
 TOP_TOKENS = 10
@@ -96,22 +94,18 @@ def _lines(run: Run, request: GenerationRequest, off: dict[str, list[int]]) -> I
     assert isinstance(sampling, Sampling)
     budget = min(request.budgets[0], MAX_NEW_TOKENS)
     with _evaluation_mode(run, off):
-        ids = torch.tensor(request.prompts, device=device)
-        ids, media, marks = read_media(request.task, ids, torch.full_like(ids, SEEN) if request.task.marked else None)
-        session = Session(model, Request(ids, max_new_tokens=budget, marks=marks, media=media))
-    vocab = session.logits.shape[-1]
-    processors = build(sampling, vocab=vocab, stop=request.stop_ids, device=device)
-    seeds = None if sampling.temperature == 0 else request.seeds
-    if seeds is None and sampling.temperature:
-        seeds = seeds_of(None, 1, device)
+        asked = replace(request.request([0]), max_new_tokens=budget)
+        session = Session(model, asked)
+        processors = session.processors(asked)
+    seeds = seeds_of(asked.seed, 1, device) if sampling.temperature else None
     for step in range(budget):
         with _evaluation_mode(run, off):
             logits = process(processors, session.history, session.logits)
-            choice = greedy(logits) if seeds is None else sample(logits, seeds.to(device), torch.full_like(seeds, step))
+            choice = choose(logits, seeds, torch.tensor([step], device=device))
             if not bool(choice.ok):
                 raise FloatingPointError("the model's logits are not finite")
             p = logits[0].softmax(dim=-1)
-            best, id = p.topk(min(TOP_TOKENS, vocab)), int(choice.ids)
+            best, id = p.topk(min(TOP_TOKENS, len(p))), int(choice.ids)
             used = used_bytes(session.cache)
             piece = writing.push([id])
             if not writing.ended and step + 1 < budget:

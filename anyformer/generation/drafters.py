@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from anyformer.generation.logit_processors import History, Processor, process
 from anyformer.generation.request import Request
-from anyformer.generation.sampling import Choice, greedy, sample, widest
+from anyformer.generation.sampling import choose, widest
 from anyformer.generation.session import Session
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.model import Transformer
@@ -179,8 +179,3 @@ def extended(history: History, ids: Tensor, present: Tensor) -> History:
     """Return the history with one token more in each row [b], where it is `present`."""
     new = torch.ones_like(present)
     return History(*(torch.cat((x, y[:, None]), dim=1) for x, y in zip(history, (ids, present, new), strict=True)))
-
-
-def choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> Choice:
-    """Return the top-1 token of each row of [b, v], or with seeds a sampled one."""
-    return greedy(logits) if seeds is None else sample(logits, seeds, steps)

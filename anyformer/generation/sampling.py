@@ -49,6 +49,11 @@ def sample(logits: Tensor, seeds: Tensor, steps: Tensor) -> Choice:
     return Choice((logits.to(noise.dtype) + noise).argmax(dim=-1), logits.amax(dim=-1).isfinite())
 
 
+def choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> Choice:
+    """Return the top-1 token of each row of [b, v], or with seeds a sampled one."""
+    return greedy(logits) if seeds is None else sample(logits, seeds, steps)
+
+
 def widest(device: torch.device) -> torch.dtype:
     """Return the widest floating-point type that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from anyformer.generation.drafters import Proposal, choose
+from anyformer.generation.drafters import Proposal
 from anyformer.generation.logit_processors import process
 from anyformer.generation.request import Request
-from anyformer.generation.sampling import Choice, bits, widest
+from anyformer.generation.sampling import Choice, bits, choose, widest
 from anyformer.generation.session import Session
 from anyformer.kernels.runtime import at_least_fp32
 

@@ -10,8 +10,8 @@ import pytest
 from anyformer.config import ConfigError
 from anyformer.generation.batch import predictor as predictor_module
 from anyformer.generation.batch.predictor import Predictor
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.engine.offline import OfflineEngine
-from anyformer.generation.engine.request import Limits
 from anyformer.runs.run import Run
 from tests.explore import made
 from tests.test_generate import writer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from anyformer.generation.batch.predictor import Predictor
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.request import Limits
 from anyformer.nn.model import Transformer
 from tests.batch.writers import WRITERS, agreement
 

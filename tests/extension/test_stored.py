@@ -9,7 +9,7 @@ from torch import nn
 import anyformer as af
 from anyformer.config import ConfigError, Mixer, import_file
 from anyformer.generation import session
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.kernels.conventions import Note
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import write_run

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
 from tests import loop

@@ -11,7 +11,7 @@ import torch
 import anyformer as af
 from anyformer import presets
 from anyformer.generation.constraints.constraint import Trie
-from anyformer.generation.engine.request import Finished, Limits, Token
+from anyformer.generation.engine.interface import Finished, Limits, Token
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling

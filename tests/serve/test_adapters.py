@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import anyformer as af
 from anyformer.config import LoRA
-from anyformer.generation.engine.request import Completion, Limits, Token, UnknownModel
+from anyformer.generation.engine.interface import Completion, Limits, Token, UnknownModel
 from anyformer.generation.request import Request
 from anyformer.generation.score import score
 from tests import loop

@@ -9,7 +9,7 @@ import pytest
 
 import anyformer as af
 from anyformer.config import ConfigError
-from anyformer.generation.engine.request import Limits, Unsupported
+from anyformer.generation.engine.interface import Limits, Unsupported
 from anyformer.recipe import Encoder, Prompt
 from anyformer.runs.run import Run
 from anyformer.tasks.imported_encoder import Encoding

@@ -7,7 +7,7 @@ import torch
 
 import anyformer as af
 from anyformer.generation.beam_search import beam_search
-from anyformer.generation.engine.request import Closing, Finished, Limits, QueueFull, Token, TooLong, UnknownModel
+from anyformer.generation.engine.interface import Closing, Finished, Limits, QueueFull, Token, TooLong, UnknownModel
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling
 from tests import loop

@@ -5,7 +5,7 @@ import pytest
 import anyformer as af
 from anyformer.generation.beam_search import run_beam_search
 from anyformer.generation.engine.beams import hypotheses
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.generate import run_sampling
 from anyformer.generation.request import Request

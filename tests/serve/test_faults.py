@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.generation.engine.request import Finished, Limits, Token
+from anyformer.generation.engine.interface import Finished, Limits, Token
 from anyformer.generation.request import Request
 from anyformer.generation.score import score
 from tests import loop

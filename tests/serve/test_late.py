@@ -12,9 +12,9 @@ import pytest
 import anyformer as af
 from anyformer import presets
 from anyformer.generation.engine.adapters import share_body
+from anyformer.generation.engine.interface import Finished, Limits, Token
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.request import Finished, Limits, Token
 from anyformer.generation.engine.sequence import Item, Sequence as Answering, TokenIds
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request

@@ -9,7 +9,7 @@ import torch
 
 import anyformer as af
 from anyformer.config import Block, NoPosition, Recurrent, Stack
-from anyformer.generation.engine.request import Finished, Unsupported
+from anyformer.generation.engine.interface import Finished, Unsupported
 from anyformer.generation.strategy import Beam, Contrastive, Draft, Lookup, OwnHead, Sampling, Speculation, Strategy
 from tests import loop
 from tests.serve.mixed_requests import ask

@@ -11,7 +11,7 @@ from anyformer.cli import app
 from anyformer.config import ConfigError, Rotary, io
 from anyformer.config.rotary_scaling import Llama3Scaling, NoScaling, YarnScaling
 from anyformer.generation.engine.engine import Engine
-from anyformer.generation.engine.request import Limits, TooLong
+from anyformer.generation.engine.interface import Limits, TooLong
 from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import Run, load, write_folder, write_model

@@ -6,12 +6,12 @@ beams           beam search of one request, whose rows share pages
 decode_batch    requests that decode one step ahead of the host, as arrays
 encoders        texts to vectors, labels, tags, numbers and fillings of masks, in batches across requests
 engine          `Engine`: requests from asyncio to the thread that runs the models, and events back
+interface       events that answer requests, limits and errors
 offline         continuous batching of many texts in the caller's thread
 outbox          delivery of events to the event loops that wait for them
 paged_server    continuous batching over a paged KV cache: prefill, decode steps, preemption
 pages           pages on the host: reference counts, and beginnings of texts by hash
 pool            pages of a model: which models have a paged cache, sizes and number of pages
-request         interface: events, limits and errors
 rows            rows of one call of a model: their integers on the host, and the same as tensors
 runner          calls of a model on rows of its pool, replayed as CUDA graphs on a GPU
 sampler         choice of the next tokens of many requests

@@ -5,7 +5,7 @@ from dataclasses import fields
 from anyformer.config import IdInput
 from anyformer.generation.check import parse_ids
 from anyformer.generation.constraints.constraint import check_fit
-from anyformer.generation.engine.request import Limits, Model, TooLong, UnknownModel, Unsupported
+from anyformer.generation.engine.interface import Limits, Model, TooLong, UnknownModel, Unsupported
 from anyformer.generation.request import Request, check_request
 from anyformer.nn.model import Transformer
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.beam_search import Hypotheses, Rules, Search, best_hypotheses, choose_top
-from anyformer.generation.engine.request import Hypothesis
+from anyformer.generation.engine.interface import Hypothesis
 from anyformer.generation.logit_processors import History
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyformer.data.batch import Example
-from anyformer.generation.engine.request import EncodeKind, Failed, Unsupported
+from anyformer.generation.engine.interface import EncodeKind, Failed, Unsupported
 from anyformer.generation.engine.stats import Stats
 from anyformer.runs.run import Run
 from anyformer.tasks.sequence_level import read_rows

@@ -11,10 +11,7 @@ from typing import Any, Self, cast
 from anyformer.generation.engine.adapters import share_body
 from anyformer.generation.engine.admission import check_served, limits_of, longest_text
 from anyformer.generation.engine.encoders import EncodeServer, Scoring, TextJob
-from anyformer.generation.engine.outbox import Outbox, Server
-from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.pool import is_paged
-from anyformer.generation.engine.request import (
+from anyformer.generation.engine.interface import (
     Closing,
     Completion,
     EncodeKind,
@@ -29,6 +26,9 @@ from anyformer.generation.engine.request import (
     UnknownModel,
     Unsupported,
 )
+from anyformer.generation.engine.outbox import Outbox, Server
+from anyformer.generation.engine.paged_server import PagedServer
+from anyformer.generation.engine.pool import is_paged
 from anyformer.generation.engine.sequence import Item, Mailbox, Sequence, TokenIds
 from anyformer.generation.engine.serial import SerialServer
 from anyformer.generation.engine.stats import Stats

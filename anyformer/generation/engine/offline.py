@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence as List
 
 import torch
 
+from anyformer.generation.engine.interface import Finished, Hypothesis, Limits, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import NOT_FINITE, PagedServer
 from anyformer.generation.engine.pool import is_paged
-from anyformer.generation.engine.request import Finished, Hypothesis, Limits, Token, TooLong
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.strategy import Sampling

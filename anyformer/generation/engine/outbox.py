@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence as List
 from typing import Protocol
 
-from anyformer.generation.engine.request import Finished, Hypothesis, Token
+from anyformer.generation.engine.interface import Finished, Hypothesis, Token
 from anyformer.generation.engine.sequence import Item, Sequence, TokenIds
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request

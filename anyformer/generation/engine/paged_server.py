@@ -14,9 +14,9 @@ from torch import Tensor
 
 from anyformer.generation.engine.beams import Beams
 from anyformer.generation.engine.decode_batch import DecodeBatch, Readback, Step
+from anyformer.generation.engine.interface import Limits, Reason, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.pages import count_pages_for
-from anyformer.generation.engine.request import Limits, Reason, Token, TooLong
 from anyformer.generation.engine.rows import Row, StepRows
 from anyformer.generation.engine.runner import Runner, next_logits
 from anyformer.generation.engine.sampler import choose, score

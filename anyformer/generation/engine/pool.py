@@ -5,7 +5,7 @@ import torch
 from anyformer.attention.cache.paged import Pool
 from anyformer.config import Attention, NoMixer
 from anyformer.config.cost import Sizes
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.kernels.runtime import Runtime
 from anyformer.nn.model import Transformer
 

@@ -12,7 +12,7 @@ from anyformer.attention.attend import without_plans
 from anyformer.attention.cache.paged import PagedCache, Pool
 from anyformer.attention.layout import Layout
 from anyformer.generation.engine.admission import limits_of
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.engine.rows import Row, RowTensors, Shape, StepRows, fill
 from anyformer.generation.engine.sequence import on_device
 from anyformer.generation.prefill import synchronises

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.generation.engine.request import Token
+from anyformer.generation.engine.interface import Token
 from anyformer.generation.engine.sequence import Options, Sequence, on_device
 from anyformer.generation.logit_processors import History, Processor, build, process
 from anyformer.generation.sampling import Choice, greedy, sample

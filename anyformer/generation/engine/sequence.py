@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyformer.generation.engine.interface import Event, Finished, Hypothesis, Reason, Token
 from anyformer.generation.engine.pages import chain
-from anyformer.generation.engine.request import Event, Finished, Hypothesis, Reason, Token
 from anyformer.generation.generate import seeds_of
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam, Sampling

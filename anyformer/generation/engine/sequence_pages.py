@@ -1,9 +1,9 @@
 """Pages of the requests of one model: taken at admission and as answers grow, shared, kept for reuse and returned."""
 
 from anyformer.attention.cache.paged import Pool
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.engine.pages import Pages, count_pages_for
 from anyformer.generation.engine.pool import count_pages, new_pool
-from anyformer.generation.engine.request import Limits
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.nn.model import Transformer
 

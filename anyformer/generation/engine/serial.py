@@ -13,8 +13,8 @@ from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError
 from anyformer.generation.beam_search import NonFiniteSearch, run_beam_search
 from anyformer.generation.engine.beams import hypotheses
+from anyformer.generation.engine.interface import Finished, Hypothesis, Token, Unsupported
 from anyformer.generation.engine.outbox import Outbox
-from anyformer.generation.engine.request import Finished, Hypothesis, Token, Unsupported
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.generate import Picked, decode

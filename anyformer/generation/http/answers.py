@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from anyformer.generation.engine.engine import Answer
-from anyformer.generation.engine.request import Event, Finished, Token
+from anyformer.generation.engine.interface import Event, Finished, Token
 from anyformer.generation.http.errors import ApiError
 from anyformer.generation.http.service import ServedRun, Service
 from anyformer.generation.request import Request

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from anyformer import __version__
 from anyformer.config.spec import ConfigError
-from anyformer.generation.engine.request import ServingError
+from anyformer.generation.engine.interface import ServingError
 from anyformer.generation.http.completions import add_completions
 from anyformer.generation.http.encoders import add_encoders
 from anyformer.generation.http.errors import ApiError, ErrorResponse, of_exception

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean, sentence, shorten
-from anyformer.generation.engine.request import Closing, Failed, QueueFull, ServingError, TooLong, UnknownModel
+from anyformer.generation.engine.interface import Closing, Failed, QueueFull, ServingError, TooLong, UnknownModel
 from anyformer.generation.strategy import options
 
 MAX_MESSAGE = 1000  # characters

@@ -1,4 +1,4 @@
-"""Limits of the HTTP server; those of the engine are `anyformer.generation.engine.request.Limits`."""
+"""Limits of the HTTP server; those of the engine are `anyformer.generation.engine.interface.Limits`."""
 
 from anyformer.config.spec import Positive, Size, Spec
 

@@ -18,7 +18,7 @@ from anyformer.data.media_files import is_media_file
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.generation.constraints.constraint import Constraint
 from anyformer.generation.engine.engine import Engine
-from anyformer.generation.engine.request import EncodeKind, Model
+from anyformer.generation.engine.interface import EncodeKind, Model
 from anyformer.generation.http.bodies import GenerationBody, JsonObject, JsonSchemaFormat, StructuredOutputs
 from anyformer.generation.http.errors import ApiError, unknown_model
 from anyformer.generation.http.limits import HttpLimits

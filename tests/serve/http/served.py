@@ -11,7 +11,7 @@ import uvicorn
 
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.generation.engine.engine import Engine
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.http.app import make_app
 from anyformer.generation.http.limits import HttpLimits
 from anyformer.generation.http.server import bind

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from anyformer.generation.engine.request import Limits
+from anyformer.generation.engine.interface import Limits
 from anyformer.generation.http.bodies import CompletionBody
 from anyformer.generation.http.limits import HttpLimits
 from anyformer.generation.http.service import ServedRun
