@@ -8,6 +8,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.runs.run import Run
 
 Reason = Literal["stop", "length", "cancelled", "error"]
+NOT_FINITE = "the model's logits are not finite"  # message of an error
 EncodeKind = Literal["embed", "classify", "tag", "score", "fill_mask", "number"]
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence as List
 
 import torch
 
-from anyformer.generation.engine.interface import Finished, Hypothesis, Limits, Token, TooLong
+from anyformer.generation.engine.interface import NOT_FINITE, Finished, Hypothesis, Limits, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
-from anyformer.generation.engine.paged_server import NOT_FINITE, PagedServer
+from anyformer.generation.engine.paged_server import PagedServer
 from anyformer.generation.engine.pool import is_paged
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anyformer.generation.engine.beams import Beams
 from anyformer.generation.engine.decode_batch import DecodeBatch, Readback, Step
-from anyformer.generation.engine.interface import Limits, Reason, Token, TooLong
+from anyformer.generation.engine.interface import NOT_FINITE, Limits, Reason, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.pages import count_pages_for
 from anyformer.generation.engine.rows import Row, StepRows
@@ -28,7 +28,6 @@ from anyformer.generation.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.substitute import substitute
 
-NOT_FINITE = "the model's logits are not finite"
 DEAD_END = "the constraint is too ambiguous: no complete answer was found"
 REPRODUCIBLE_TOKENS = 4096  # of prompt and answer in a reproducible engine that sets no such limits
 SCORED_ROWS = 64  # prompt tokens whose logits are in memory at once

@@ -13,7 +13,7 @@ from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError
 from anyformer.generation.beam_search import NonFiniteSearch, run_beam_search
 from anyformer.generation.engine.beams import hypotheses
-from anyformer.generation.engine.interface import Finished, Hypothesis, Token, Unsupported
+from anyformer.generation.engine.interface import NOT_FINITE, Finished, Hypothesis, Token, Unsupported
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
@@ -22,8 +22,6 @@ from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from anyformer.kernels.conventions import SEEN
 from anyformer.nn.model import Transformer
-
-NOT_FINITE = "the model's logits are not finite"
 
 
 class SerialServer:
