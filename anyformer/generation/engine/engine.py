@@ -87,7 +87,7 @@ class Engine:
         models = {key: share_body(key, body, _model(adapted)) for key, adapted in adapters.items()}
         if body.decoder is not None and cache != "none":
             check_parts(body, "is served with it: use cache = 'none', or")
-        self._servers[name] = self._serial[name] = serial = SerialServer({None: body, **models}, marked, cache)
+        self._servers[name] = self._serial[name] = serial = SerialServer(body, marked, cache, models)
         if not marked and cache != "none" and is_paged(body):
             self._servers[name] = paged = PagedServer(body, self.limits, models)
             serial.stats = paged.stats

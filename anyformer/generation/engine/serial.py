@@ -25,10 +25,12 @@ from anyformer.nn.model import Transformer
 
 
 class SerialServer:
-    """Answers requests by `generation`, the oldest first, by one of several models: None, or that of an adapter."""
+    """Answers the requests of one model, and of the same model with adapters by name, the oldest first."""
 
-    def __init__(self, models: Mapping[str | None, Transformer], marked: bool, cache: CacheKind):
-        self.models, self.marked, self.cache, self.stats = models, marked, cache, Stats()
+    def __init__(self, body: Transformer, marked: bool, cache: CacheKind, adapters: Mapping[str, Transformer]):
+        self.models: dict[str | None, Transformer] = {None: body}
+        self.models.update(adapters)
+        self.marked, self.cache, self.stats = marked, cache, Stats()
         self._waiting: deque[Sequence] = deque()
         self._tokens: Iterator[Picked] | None = None
 
