@@ -34,9 +34,9 @@ def lower(
 
     def dense() -> Dense:
         form = lower_dense(pattern, q, k, role, bias())
-        if role != "part" or form.mask is None:
+        # torch would convert a boolean mask in every layer; a part of a row would also save each large copy
+        if form.mask is None or not (role == "part" or (choice.kernel == "sdpa" and runtime.device == "cpu")):
             return form
-        # torch would convert a boolean mask in every layer and save each copy: here it is larger than most activations
         return form._replace(mask=None, bias=torch.where(form.mask, 0.0, -torch.inf).to(runtime.dtype))
 
     lowered: Lowered

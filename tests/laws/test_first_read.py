@@ -104,7 +104,7 @@ def test_no_mask_is_made() -> None:
     cache = model.new_cache(2, 20)
     assert lowered(model, cache.next(9), cache, cpu) == Dense(causal=True)
     later = lowered(model, cache.next(2), cache, cpu)
-    assert later.mask.shape == (2, 1, 2, 20)
+    assert later.bias.shape == (2, 1, 2, 20)
     cache.reset()
     padded = Layout.right_padded(torch.tensor([[0, 0, 0], [0, -1, -1]]))._replace(continues_cache=True)
     assert lowered(model, padded, cache, cpu) == Dense(causal=True)

@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import anyformer as af
 from anyformer.nn import attention, block, linear, norm
@@ -72,6 +74,43 @@ def test_a_further_token(llama: af.Transformer) -> None:
         af.generate(llama, ids, max_new_tokens=n)
     few, many = (follow(lambda n=n: af.generate(llama, ids, max_new_tokens=n)).calls for n in (2, 12))
     assert (many - few) / 10 <= 166
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[op.__name__] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def operations(depth: int, padded: bool, dtype: torch.dtype) -> Counter[str]:
+    """Those of the whole model, for a padded row or for a further token."""
+    config = af.presets.llama(depth=depth, width=16, heads=2, kv_heads=1, ff=16, vocab=9)
+    model, cache, counted = af.Transformer(config).eval().to(dtype), None, Operations()
+    ids, options = torch.randint(0, 9, (2, 5)), dict[str, Any]()
+    if padded:
+        options["attention_mask"] = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    else:
+        options["cache"] = cache = model.new_cache(2, 8)
+        model(ids, cache=cache)
+    with torch.no_grad(), counted:
+        model(ids if cache is None else ids[:, :1], **options)
+    return counted.counts
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_masks_and_angles_are_computed_once_for_all_layers(padded: bool, dtype: torch.dtype) -> None:
+    few, many = operations(1, padded, dtype), operations(3, padded, dtype)
+    for op in ("where.self", "where.ScalarSelf", "scalar_tensor.default", "eq.Tensor", "cos.default", "arange.default"):
+        assert few[op] == many[op], op
+    assert few["cos.default"] == 1
+    assert many["mm.default"] > few["mm.default"]
 
 
 def parsed(module: ModuleType) -> ast.Module:
