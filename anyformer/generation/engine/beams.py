@@ -18,8 +18,8 @@ class Beams:
         strategy = request.strategy
         assert isinstance(strategy, Beam)
         logits = at_least_fp32(logits).expand(strategy.beams, -1)
-        self.ids = torch.tensor([prompt], device=logits.device).expand(strategy.beams, -1)
-        self.longest, self.prompt_length, self.steps = request.longest, len(prompt), 0
+        self.prompt = torch.tensor([prompt], device=logits.device)
+        self.longest, self.steps = request.longest, 0
         self.search = Search(strategy, 1, self.longest, request.stop_ids, logits)
         self.search.begin([self.longest])
         self.rules = Rules(request, logits.shape[-1], logits.device)
@@ -28,9 +28,10 @@ class Beams:
 
     @property
     def history(self) -> History:
-        index = torch.arange(self.ids.shape[1], device=self.ids.device)
-        new = (index >= self.prompt_length).expand_as(self.ids)
-        return History(self.ids, torch.ones_like(new), new)
+        answers = self.search.answers[:, : self.steps]
+        ids = torch.cat((self.prompt.expand(len(answers), -1), answers), dim=1)
+        new = (torch.arange(ids.shape[1], device=ids.device) >= self.prompt.shape[1]).expand_as(ids)
+        return History(ids, torch.ones_like(new), new)
 
     def choose(self, logits: Tensor) -> None:
         """Choose the next token of each beam from logits [beams, v]."""
@@ -45,9 +46,8 @@ class Beams:
         return self.steps == self.longest or not bool(self.search.running.any())
 
     def advance(self) -> list[int]:
-        """Append the chosen tokens, which are to be read next; return the row that each beam continues."""
+        """Return the row that each beam continues; `search.newest` are to be read next."""
         self.rules.advance(self.search)
-        self.ids = torch.cat((self.ids[self.search.rows], self.search.newest), dim=1)
         parents: list[int] = self.search.rows.tolist()
         return parents
 
@@ -55,9 +55,7 @@ class Beams:
         """Return the hypotheses, best first; None if logits were not finite."""
         if bool(self.search.failed.any()):
             return None
-        return hypotheses(
-            best_hypotheses(self.search, self.ids[:1, : self.prompt_length], self.search.strategy.beams, 0)
-        )
+        return hypotheses(best_hypotheses(self.search, self.prompt, self.search.strategy.beams, 0))
 
 
 def hypotheses(found: Hypotheses) -> list[Hypothesis]:

@@ -260,7 +260,7 @@ class PagedServer:
         model = self.models[sequences[0].request.adapter]
         rows = []
         for s in sequences:
-            new = [[s.answer[-1]]] if s.beams is None else [[int(id)] for id in s.beams.ids[:, -1]]
+            new = [[s.answer[-1]]] if s.beams is None else s.beams.search.newest.tolist()
             rows += [_row(s, table, ids) for table, ids in zip(s.tables, new, strict=True)]
         logits = self.runner.decode(model, StepRows(rows))[: len(rows)]
         for sequence in sequences:
