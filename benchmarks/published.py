@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from anyformer import presets
 from anyformer.config import ModelConfig
 from anyformer.kernels.gpu_table import GPUS
-from anyformer.training.forecast.estimate import Engine, Forecast, forecast
+from anyformer.training.forecast.estimate import Forecast, TrainingEngine, forecast
 from anyformer.training.forecast.search import NoSplit, best_split
 from anyformer.training.forecast.split import Split
 from anyformer.training.forecast.workload import Workload
 
-OTHER = Engine(gather_bytes=2, builds_whole=False)  # weights are gathered in bf16
+OTHER = TrainingEngine(gather_bytes=2, builds_whole=False)  # weights are gathered in bf16
 MPT = "https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking"
 TITAN_A100 = "https://github.com/pytorch/torchtitan/blob/041336434916bdc0f88c1f89fda176fd3c2092e4/docs/performance.md"
 TITAN_H100 = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"

@@ -40,7 +40,7 @@ from anyformer.generation.engine.interface import Limits, Token
 from anyformer.generation.request import Request
 from anyformer.recipe import Bytes, Embed
 from anyformer.runs.run import Run
-from anyformer.tasks.embed import Embedding
+from anyformer.tasks.embed import EmbedTask
 from benchmarks import serving_peer
 
 Results = dict[str, float]
@@ -184,7 +184,7 @@ async def minilm(device: str, tiny: bool) -> Results:
     tokenizer = train_tokenizer(Bytes(), [])
     config = presets.bert(**sizes, vocab=max(tokenizer.size, 300 if tiny else 30522), head=Embedder())
     spec = Embed()
-    run = Run(build(config, device), Embedding(spec, tokenizer), spec, Path("minilm"))
+    run = Run(build(config, device), EmbedTask(spec, tokenizer), spec, Path("minilm"))
     rng, per, rounds = random.Random(0), 64, 2 if tiny else 200
     batches = [["".join(rng.choices("abcdefgh ", k=30)).strip() or "a" for _ in range(per)] for _ in range(rounds)]
     async with af.Engine(run, Limits(encode_tokens=16384)) as engine:

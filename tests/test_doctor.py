@@ -21,14 +21,24 @@ from anyformer.kernels.hardware import busy_advice
 from anyformer.nn.transforms.substitute import TABLE
 from anyformer.recipe.ready import read_recipe
 from anyformer.training import machine
-from anyformer.training.doctor import CORE, EXTRAS, Device, Facts, Machine, Report, choose, choose_attention, doctor
-from anyformer.training.machine import Choice, choose_compile, choose_precision
+from anyformer.training.doctor import (
+    CORE,
+    EXTRAS,
+    Device,
+    DoctorReport,
+    Machine,
+    MachineFacts,
+    choose,
+    choose_attention,
+    doctor,
+)
+from anyformer.training.machine import ReasonedChoice, choose_compile, choose_precision
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, read_rows
 
 CPU = Device("cpu", "Neoverse-N1", None, None, {"fp32": 60.0, "bf16": 0.2, "fp16": 0.3})
 GPU = Device("cuda:0", "NVIDIA H200", 139 * 2**30, "9.0", {"fp32": 50e3, "bf16": 700e3, "fp16": 700e3})
-LAPTOP = Facts(
+LAPTOP = MachineFacts(
     machine=Machine("Linux 6.1", "Neoverse-N1", 2, 2, 8 * 2**30),
     python="3.11.7",
     versions=dict.fromkeys(CORE, "1.0"),
@@ -55,7 +65,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch, *, bf16: bool = True, fault: str |
     monkeypatch.setattr(machine, "compiler_fault", lambda: fault)
 
 
-def values(facts: Facts) -> dict[str, str]:
+def values(facts: MachineFacts) -> dict[str, str]:
     return {name: choice.value for name, choice in choose(facts).items()}
 
 
@@ -70,7 +80,7 @@ def test_choices_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(SERVER)["attention"].reason == "fused kernels: flash"
     with_gpu(monkeypatch, bf16=False, fault="triton is not installed")
     assert values(SERVER)["precision"] == "fp32"
-    assert choose(SERVER)["compile"] == Choice("off", "triton is not installed")
+    assert choose(SERVER)["compile"] == ReasonedChoice("off", "triton is not installed")
 
 
 def test_training_follows_the_report() -> None:
@@ -126,11 +136,11 @@ def test_each_extra_is_imported_by_the_package() -> None:
 
 def test_printed_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    text = Report(LAPTOP, choose(LAPTOP)).render()
+    text = DoctorReport(LAPTOP, choose(LAPTOP)).render()
     assert "  cpu     Neoverse-N1, 2 cores, torch uses 2 threads\n  memory  8.0 GiB\n" in text
     assert "  log  pip install 'anyformer[log]'  (tensorboard)\n" in text
     assert text.endswith("  compile    off  (on cpu compilation takes tens of seconds and gains little)")
-    text = Report(SERVER, choose(SERVER)).render()
+    text = DoctorReport(SERVER, choose(SERVER)).render()
     assert "  cuda:0  NVIDIA H200, 139.0 GiB, capability 9.0\n" in text
     assert (
         "  cuda:0  fp32 50 TFLOP/s (75% of its peak), bf16 700 TFLOP/s (71% of its peak), "

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from anyformer.config import ConfigError, io
-from anyformer.data.chunks import Input
+from anyformer.data.chunks import ChunkedFiles
 from anyformer.data.shard_writer import prepare
 from anyformer.interop import import_model
 from anyformer.lab.grid import Grid, load_grid, run_grid
@@ -42,7 +42,7 @@ def train_slowly(home: Path, recipe: str) -> None:
 
 
 def prepare_slowly(home: Path, recipe: str) -> None:
-    prepare([home / "text.txt"], home / "out", Characters(), Input(), progress=stay)
+    prepare([home / "text.txt"], home / "out", Characters(), ChunkedFiles(), progress=stay)
 
 
 def lab_slowly(home: Path, recipe: str) -> None:
@@ -132,8 +132,8 @@ def test_two_preparations_do_not_share_a_folder(tmp_path: Path) -> None:
     text(tmp_path)
     paths, out = [tmp_path / "text.txt"], tmp_path / "out"
     with busy(tmp_path, prepare_slowly) as pid:
-        assert f"in use by process {pid} on " in refused(lambda: prepare(paths, out, Characters(), Input()))
-    prepare(paths, out, Characters(), Input())
+        assert f"in use by process {pid} on " in refused(lambda: prepare(paths, out, Characters(), ChunkedFiles()))
+    prepare(paths, out, Characters(), ChunkedFiles())
     assert not (out / LOCK).exists()
 
 
@@ -189,7 +189,7 @@ def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     for work in (
         lambda: training.train(pairs(steps=2), tmp_path / "out", console=quiet()),
-        lambda: prepare([tmp_path / "out"], tmp_path / "out", Characters(), Input()),
+        lambda: prepare([tmp_path / "out"], tmp_path / "out", Characters(), ChunkedFiles()),
         lambda: run_grid(io.loads(Grid, GRID), tmp_path / "out"),
     ):
         assert refused(work) == f"{tmp_path / 'out'}: is not a folder"

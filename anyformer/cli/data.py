@@ -100,12 +100,12 @@ def data_prepare(
 ) -> None:
     """Write token shards of files of any size, in little memory. If it is stopped, the same command continues."""
     from anyformer.cli.progress import counting_bytes
-    from anyformer.data.chunks import Input
+    from anyformer.data.chunks import ChunkedFiles
     from anyformer.data.shard_writer import WorkerLost, prepare
     from anyformer.kernels.hardware import usable_cores
 
     paths, made = _found(files), _tokenizer(tokenizer)
-    how = Input(document, column, encoding)
+    how = ChunkedFiles(document, column, encoding)
     try:
         with counting_bytes("reading") as progress:
             index = prepare(

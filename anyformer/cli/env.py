@@ -10,7 +10,7 @@ import typer
 from anyformer.cli.app import Json, app
 
 if TYPE_CHECKING:
-    from anyformer.tasks.environments.rollout import Report
+    from anyformer.tasks.environments.rollout import RolloutReport
 
 env_app = typer.Typer(no_args_is_help=True, help="Record demonstrations of environments, and evaluate runs in them.")
 app.add_typer(env_app, name="env")
@@ -96,7 +96,7 @@ def env_rollout(
         typer.echo("\n".join(describe(report)))
 
 
-def describe(report: "Report") -> Iterator[str]:
+def describe(report: "RolloutReport") -> Iterator[str]:
     """Yield the lines about an evaluation."""
     yield f"{report.environment}: {report.episodes} episodes, {report.mean_steps:.1f} steps"
     if report.success is not None and report.success_interval is not None:

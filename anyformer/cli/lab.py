@@ -11,7 +11,7 @@ from anyformer.cli.app import app
 
 if TYPE_CHECKING:
     from anyformer.config import ConfigError
-    from anyformer.lab.cells import Engine
+    from anyformer.lab.cells import CellEngine
     from anyformer.lab.grid import Grid
 
 
@@ -122,7 +122,7 @@ def _wrong(message: str) -> "ConfigError":
     return ConfigError([Fault("", message)])
 
 
-def _engine(name: str, jobs: int | None, ray: dict[str, Any]) -> "Engine":
+def _engine(name: str, jobs: int | None, ray: dict[str, Any]) -> "CellEngine":
     """Return an engine. `ray` has the options of a Ray cluster, None where not given."""
     given = {option: value for option, value in ray.items() if value is not None}
     if name == "ray":
@@ -155,7 +155,9 @@ def _list() -> None:
     typer.echo("anyformer lab NAME runs one; anyformer lab run GRID.toml compares settings of your own.")
 
 
-def _experiments(names: list[str], size: Literal["quick", "cpu", "gpu"], engine: "Engine", out: Path | None) -> None:
+def _experiments(
+    names: list[str], size: Literal["quick", "cpu", "gpu"], engine: "CellEngine", out: Path | None
+) -> None:
     from rich.console import Console
 
     from anyformer.lab import experiment, figures
@@ -199,7 +201,7 @@ def _grid(words: list[str], out: Path | None, steps: int | None, seeds: int | No
     return grid_of_recipe(words[0], words[1:], steps, seeds or 3), folder
 
 
-def _compare(grid: "Grid", folder: Path, engine: "Engine") -> None:
+def _compare(grid: "Grid", folder: Path, engine: "CellEngine") -> None:
     """Train all cells of a grid and print the comparison."""
     from rich.console import Console
 

@@ -12,8 +12,8 @@ from anyformer.cli.app import SingleOptions, app
 
 if TYPE_CHECKING:
     from anyformer.config import ModelConfig
-    from anyformer.training.new_recipe.draft import Draft
-    from anyformer.training.plan import Plan
+    from anyformer.training.new_recipe.draft import RecipeDraft
+    from anyformer.training.plan import TrainingPlan
 
 SETTING = re.compile(r"[a-z_]+(\.(\w+|\*))*=")  # the beginning of KEY=VALUE
 Column = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a table, by name or by number.")]
@@ -88,7 +88,7 @@ def new_(
     from anyformer.config.overrides import assignment
     from anyformer.config.spec import ConfigError, Fault, close_file, visible
     from anyformer.training.new_recipe.budget import cycles_within, measure, minutes_note, steps_within
-    from anyformer.training.new_recipe.draft import Request, draft, task_kind
+    from anyformer.training.new_recipe.draft import RecipeRequest, draft, task_kind
 
     given = [*(data or ()), *(more or ())]
     overrides = [text for text in given if SETTING.match(text) and not os.path.exists(text)]
@@ -119,7 +119,7 @@ def new_(
         "words": words,
         "tags": tags,
     }
-    request = Request(
+    request = RecipeRequest(
         task,
         paths,
         {role: column for role, column in columns.items() if column is not None},  # type: ignore[misc]
@@ -166,7 +166,7 @@ def _run(first: str) -> "tuple[str, ModelConfig]":
     return path.as_posix(), config_of_run(path)
 
 
-def _report(made: "Draft", measured: "Plan", steps: int, minutes: float | None, out: Path) -> None:
+def _report(made: "RecipeDraft", measured: "TrainingPlan", steps: int, minutes: float | None, out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -49,8 +49,8 @@ def plan(
     from anyformer.cli.resolve import model_of, read
     from anyformer.config.spec import ConfigError, Fault, did_you_mean
     from anyformer.recipe import Recipe
-    from anyformer.training.forecast.report import Plan
-    from anyformer.training.forecast.workload import Sizes, model_workload, recipe_workload
+    from anyformer.training.forecast.report import Forecasts
+    from anyformer.training.forecast.workload import StepSizes, model_workload, recipe_workload
 
     if gpu.lower() not in GPUS:
         raise ConfigError([Fault("--gpu", f"= '{gpu}': no such GPU in the table; {did_you_mean(gpu, GPUS)}")])
@@ -59,13 +59,13 @@ def plan(
     kind = GPUS[gpu.lower()]
     kind = kind if network is None else kind._replace(network=network * GBIT)
     given = read(model, changes)
-    config, sizes = model_of(given), Sizes(batch, length, source_length)
+    config, sizes = model_of(given), StepSizes(batch, length, source_length)
     work, own = (
         recipe_workload(given, config, sizes, kind)
         if isinstance(given, Recipe)
         else model_workload(config, sizes, kind)
     )
-    result = Plan.of(work, gpu.lower(), kind, _counts(gpus), own if tokens is None else _number(tokens), rate)
+    result = Forecasts.of(work, gpu.lower(), kind, _counts(gpus), own if tokens is None else _number(tokens), rate)
     typer.echo(json.dumps(result.to_dict()) if as_json else str(result))
     if out is not None:
         result.draw(out)

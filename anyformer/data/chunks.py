@@ -28,7 +28,7 @@ PIECE = 250_000  # characters that are encoded at once of a document that has no
 Document = Literal["line", "blank", "file"]
 
 
-class Input(NamedTuple):
+class ChunkedFiles(NamedTuple):
     """How files are read."""
 
     document: Document = "line"  # documents of plain text: lines, paragraphs between empty lines, or whole files
@@ -85,7 +85,7 @@ LINE = re.compile(rb"\n")
 EMPTY_LINE = re.compile(rb"\n\r?\n(?=[^\r\n])")  # the last, where several are together
 
 
-def read_chunks(path: Path, how: Input, size: int = SIZE) -> Iterator[Chunk]:
+def read_chunks(path: Path, how: ChunkedFiles, size: int = SIZE) -> Iterator[Chunk]:
     """Yield a file in chunks: `size` bytes, extended to the end of a document."""
     try:
         form = records_of(path)
@@ -116,7 +116,7 @@ def _line_chunks(path: Path, raw: IO[bytes], end: re.Pattern[bytes], size: int) 
     yield Chunk(path, number, bytes(held), True, raw.tell())
 
 
-def _row_chunks(path: Path, form: TableFormat, how: Input, size: int) -> Iterator[Chunk]:
+def _row_chunks(path: Path, form: TableFormat, how: ChunkedFiles, size: int) -> Iterator[Chunk]:
     table, bytes_in_all = open_table(path, form), path.stat().st_size
     number, held, total = 0, list[bytes](), 0
     for number, row in table.rows(wanted_columns(table.names, path, {"column": how.column})):
@@ -132,7 +132,7 @@ def _row_chunks(path: Path, form: TableFormat, how: Input, size: int) -> Iterato
 # -- chunks in documents ----------------------------------------------------------------------------------------------
 
 
-def documents(chunk: Chunk, how: Input) -> Iterator[Text | Bad]:
+def documents(chunk: Chunk, how: ChunkedFiles) -> Iterator[Text | Bad]:
     """The documents of a chunk, and the rows of which there is none."""
     encoding = how.encoding if is_text(chunk.path) else "utf-8"
     file = File(str(chunk.path), encoding, decode(chunk.content, encoding, str(chunk.path)))

@@ -35,7 +35,7 @@ SHAPE = re.compile(rf"({'|'.join(RADII)}) ({'|'.join(COLOURS)}) ({'|'.join(FORMS
 PAIRS = [f"{colour} {form}" for colour in COLOURS for form in FORMS]
 
 
-class Shape(NamedTuple):
+class SceneShape(NamedTuple):
     """A shape, and the column and row of its centre."""
 
     size: str
@@ -90,7 +90,7 @@ def draw(name: str) -> np.ndarray:
     return picture
 
 
-def _draw_scene(spec: Scenes, rng: Random) -> tuple[list[Shape], int]:
+def _draw_scene(spec: Scenes, rng: Random) -> tuple[list[SceneShape], int]:
     """Return random shapes along an axis: 0 from left to right, 1 from top to bottom."""
     count, axis, edge = rng.randint(1, spec.most), rng.randrange(2), max(RADII.values())
     along = _spread(count, edge, spec.size - 1 - edge, rng)
@@ -99,7 +99,7 @@ def _draw_scene(spec: Scenes, rng: Random) -> tuple[list[Shape], int]:
     for place in along:
         centre = place, line + rng.randint(-JITTER, JITTER)
         x, y = centre if axis == 0 else centre[::-1]
-        shapes.append(Shape(rng.choice([*RADII]), rng.choice([*COLOURS]), rng.choice(FORMS), x, y))
+        shapes.append(SceneShape(rng.choice([*RADII]), rng.choice([*COLOURS]), rng.choice(FORMS), x, y))
     return shapes, axis
 
 
@@ -110,7 +110,7 @@ def _spread(count: int, first: int, last: int, rng: Random) -> Iterator[int]:
     return (first + offset + i * GAP for i, offset in enumerate(offsets))
 
 
-def _describe(shapes: list[Shape], axis: int) -> str:
+def _describe(shapes: list[SceneShape], axis: int) -> str:
     return f" {RELATIONS[axis]} ".join(f"a {shape.size} {shape.colour} {shape.form}" for shape in shapes)
 
 

@@ -13,7 +13,7 @@ SPACE = "▁"
 BYTE_PIECES = tuple(f"<0x{i:02X}>" for i in range(256))
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     text: str
     score: float
     type: int
@@ -38,7 +38,7 @@ class SentencePieces:
     def __init__(self, data: bytes):
         """Read a .model file; raises ValueError where it is damaged or of another kind."""
         self._model = new_model(data)
-        self.table = [Piece(piece.piece, piece.score, piece.type) for piece in self._model.pieces]
+        self.table = [VocabularyPiece(piece.piece, piece.score, piece.type) for piece in self._model.pieces]
         if not self.table:
             raise ValueError("is no SentencePiece model: it has no pieces")
         training, rules = self._model.trainer_spec, self._model.normalizer_spec

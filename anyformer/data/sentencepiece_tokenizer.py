@@ -17,7 +17,7 @@ from anyformer.data.sentencepiece import SPACE, SentencePieces
 
 
 @dataclass(frozen=True)
-class Plain:
+class UnchangedText:
     """The text as it is."""
 
     def start(self, text: str) -> str:
@@ -93,8 +93,8 @@ class Coded:
         return model.pieces(text) if end < 0 else [text[: end + 2], *model.pieces(text[end + 2 :])]
 
 
-Preparation = Plain | Prefixed | Cleaned | Coded
-KINDS: dict[str, type[Preparation]] = {"plain": Plain, "prefixed": Prefixed, "cleaned": Cleaned, "coded": Coded}
+Preparation = UnchangedText | Prefixed | Cleaned | Coded
+KINDS: dict[str, type[Preparation]] = {"plain": UnchangedText, "prefixed": Prefixed, "cleaned": Cleaned, "coded": Coded}
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PieceReader:
 
     model: bytes
     unknown: str = "<unk>"
-    prepare: Preparation = Plain()
+    prepare: Preparation = UnchangedText()
     lowercase: bool = False  # before all else (sentence-transformers)
     added: tuple[str, ...] = ()  # tokens outside the model that a text can become: it is split at them
 

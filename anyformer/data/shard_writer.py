@@ -25,8 +25,8 @@ from anyformer.config.io import write_file
 from anyformer.config.overrides import in_words
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data import chunks
-from anyformer.data.chunks import Bad, Chunk, Input, documents, is_text, read_chunks
-from anyformer.data.shards import INDEX, Index, Shard, digest, wrong
+from anyformer.data.chunks import Bad, Chunk, ChunkedFiles, documents, is_text, read_chunks
+from anyformer.data.shards import INDEX, Index, ShardContents, digest, wrong
 from anyformer.data.tokenizer import FILE, TextTokenizer, train_tokenizer
 from anyformer.data.vocabulary import one_thread
 from anyformer.recipe import Tokenizer
@@ -48,7 +48,7 @@ class WorkerLost(RuntimeError):
 class Done:
     """A chunk whose shard is there."""
 
-    shard: Shard
+    shard: ShardContents
     first_bad: tuple[str, ...]
     read: int  # bytes of the file, as they are on the disk
 
@@ -57,7 +57,7 @@ def prepare(
     paths: Sequence[Path],
     out: Path,
     tokenizer: Tokenizer | TextTokenizer,
-    how: Input,
+    how: ChunkedFiles,
     *,
     sample: int = SAMPLE,
     skip_bad: bool = False,
@@ -97,7 +97,7 @@ def _fill(
     paths: Sequence[Path],
     out: Path,
     tokenizer: TextTokenizer,
-    how: Input,
+    how: ChunkedFiles,
     skip_bad: bool,
     workers: int,
     progress: Callable[[int, int], None],
@@ -105,7 +105,7 @@ def _fill(
     dtype = "<u2" if tokenizer.size <= 2**16 else "<u4"
     done = _done(out, np.dtype(dtype).itemsize)
     left, now = sum(path.stat().st_size for path in paths) - sum(one.read for one in done.values()), 0
-    work = Work(tokenizer.to_json(), how, out, dtype, skip_bad)
+    work = ChunkWork(tokenizer.to_json(), how, out, dtype, skip_bad)
     progress(now, left)
     jobs = (job for job in _jobs(paths, how) if job[0] not in done)
     with (out / DONE).open("a", encoding="utf-8") as log:
@@ -128,7 +128,7 @@ def _fill(
 Job = tuple[int, Chunk, int]  # its number, and how many bytes of the file it is
 
 
-def _jobs(paths: Sequence[Path], how: Input) -> Iterator[Job]:
+def _jobs(paths: Sequence[Path], how: ChunkedFiles) -> Iterator[Job]:
     number = 0
     for path in paths:
         before = 0
@@ -137,7 +137,7 @@ def _jobs(paths: Sequence[Path], how: Input) -> Iterator[Job]:
             number, before = number + 1, chunk.read
 
 
-def _sample(paths: Sequence[Path], how: Input, size: int) -> Iterator[str]:
+def _sample(paths: Sequence[Path], how: ChunkedFiles, size: int) -> Iterator[str]:
     """The beginning of every chunk, so that all parts of all files are heard; bad rows are passed over."""
     whole = sum(path.stat().st_size * (1 if _plain(path) else PACKED) for path in paths)
     for path in paths:
@@ -207,7 +207,7 @@ def _done(out: Path, itemsize: int) -> dict[int, Done]:
     for line in log.read_text(encoding="utf-8").split("\n") if log.exists() else ():
         try:
             one = json.loads(line)
-            shard = Shard(**one["shard"])
+            shard = ShardContents(**one["shard"])
             if os.path.getsize(out / shard.file) == shard.tokens * itemsize:
                 found[one["number"]] = Done(shard, tuple(one["first_bad"]), one["read"])
         except (ValueError, KeyError, TypeError, OSError):
@@ -228,11 +228,11 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Work:
+class ChunkWork:
     """Process one chunk, in this process or in another."""
 
     tokenizer: str
-    how: Input
+    how: ChunkedFiles
     out: Path
     dtype: str
     skip_bad: bool
@@ -270,11 +270,11 @@ class Work:
         name = f"tokens-{number:05}.bin"
         with _writing(self.out):
             write_file(self.out / name, content)
-        shard = Shard(name, len(ids), count, text_bytes, len(bad), hashlib.sha256(content).hexdigest())
+        shard = ShardContents(name, len(ids), count, text_bytes, len(bad), hashlib.sha256(content).hexdigest())
         return Done(shard, tuple(bad[:SHOWN]), read)
 
 
-def _inline(work: Work, jobs: Iterator[Job]) -> Iterator[tuple[int, Done]]:
+def _inline(work: ChunkWork, jobs: Iterator[Job]) -> Iterator[tuple[int, Done]]:
     """In this process, on one core."""
     with one_thread():
         do = work.ready()
@@ -282,7 +282,7 @@ def _inline(work: Work, jobs: Iterator[Job]) -> Iterator[tuple[int, Done]]:
             yield job[0], do(job)
 
 
-def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[int, Done]]:
+def _spawned(work: ChunkWork, jobs: Iterator[Job], workers: int) -> Iterator[tuple[int, Done]]:
     """Process chunks in worker processes, one chunk at a time each; they end when this process does."""
     context = multiprocessing.get_context("spawn")
     processes: list[SpawnProcess] = []
@@ -320,7 +320,7 @@ def _spawned(work: Work, jobs: Iterator[Job], workers: int) -> Iterator[tuple[in
             process.join()
 
 
-def _serve(work: Work, pipe: "Connection[Any, Any]", parent: int) -> None:
+def _serve(work: ChunkWork, pipe: "Connection[Any, Any]", parent: int) -> None:
     """Encode the chunks that come through a pipe, one after the other, as long as the parent process runs."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process gets the signal, and ends this one

@@ -61,7 +61,7 @@ class InMemory:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardContents:
     """Contents of one file."""
 
     file: str
@@ -80,7 +80,7 @@ class Index:
     vocabulary: int
     dtype: str
     first_bad: tuple[str, ...]  # rows that were left out, some of them
-    shards: tuple[Shard, ...]
+    shards: tuple[ShardContents, ...]
 
     def total(self, what: str) -> int:
         return sum(getattr(shard, what) for shard in self.shards)
@@ -102,7 +102,7 @@ class Index:
         path = folder / INDEX
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            shards = tuple(Shard(**shard) for shard in found.pop("shards"))
+            shards = tuple(ShardContents(**shard) for shard in found.pop("shards"))
             index = cls(**found | {"first_bad": tuple(found["first_bad"])}, shards=shards)
             index.check()
             return index
@@ -206,13 +206,13 @@ class Corpus:
                 cache.parent.mkdir(parents=True, exist_ok=True)
                 write_file(cache, json.dumps(known | facts).encode())
 
-    def _shards(self) -> list[Shard]:
+    def _shards(self) -> list[ShardContents]:
         """Return the files that hold this part."""
         both = zip(self.index.shards, self._ends, strict=True)
         return [shard for shard, end in both if end > self._first and end - shard.tokens < self._last]
 
 
-def _facts(folder: Path, shard: Shard) -> list[int | str]:
+def _facts(folder: Path, shard: ShardContents) -> list[int | str]:
     """Return what changes when a file does, and the checksum that it must have."""
     found = os.stat(folder / shard.file)
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, shard.sha256]

@@ -24,24 +24,24 @@ ROW_BYTES = 150  # least memory of a row: two strings, and their entries in two 
 SMALL = 2_000  # rows that are listed at once; a larger pool almost surely has its share in each split
 
 
-class Pair(NamedTuple):
+class SyntheticPair(NamedTuple):
     """One example."""
 
     source: str
     target: str
 
 
-class Pool(NamedTuple):
+class SyntheticPool(NamedTuple):
     """All examples of one shape, one for each combination of an item from every part; `key` decides the split."""
 
     parts: tuple[Sequence[Any], ...]
     key: Callable[..., str]
-    write: Callable[..., Pair]
+    write: Callable[..., SyntheticPair]
 
     def size(self) -> int:
         return math.prod(map(len, self.parts))
 
-    def draws(self, split: Split, rng: Random) -> Iterator[Pair]:
+    def draws(self, split: Split, rng: Random) -> Iterator[SyntheticPair]:
         """Yield random examples of the split, without end."""
         random = rng.random
         while True:
@@ -49,7 +49,7 @@ class Pool(NamedTuple):
             if split_of(self.key(*items)) == split:
                 yield self.write(*items)
 
-    def every(self, split: Split) -> list[Pair]:
+    def every(self, split: Split) -> list[SyntheticPair]:
         """Return all examples of the split."""
         return [self.write(*items) for items in itertools.product(*self.parts) if split_of(self.key(*items)) == split]
 
@@ -63,7 +63,7 @@ def generate(spec: Synthetic, split: Split, seed: int) -> dict[str, list[str]]:
     rng = Random(f"{spec.kind} {split} {seed if split == 'train' else ''}")
     streams = [_repeating(pool, rng) if split == "train" else _distinct(pool, split, rng) for pool in spec.pools()]
     rng.shuffle(streams)
-    waiting, rows, seen = deque(streams), list[Pair](), set[str]()
+    waiting, rows, seen = deque(streams), list[SyntheticPair](), set[str]()
     while waiting and len(rows) < spec.count:
         stream = waiting.popleft()
         if (row := next(stream, None)) is None:
@@ -89,7 +89,7 @@ def split_of(key: str) -> Split:
     return "valid" if share == 0 else "test" if share == 1 else "train"
 
 
-def _repeating(pool: Pool, rng: Random) -> Iterator[Pair]:
+def _repeating(pool: SyntheticPool, rng: Random) -> Iterator[SyntheticPair]:
     """Yield training rows of a pool without end; none if it has none."""
     if pool.size() > SMALL:
         yield from pool.draws("train", rng)
@@ -98,9 +98,9 @@ def _repeating(pool: Pool, rng: Random) -> Iterator[Pair]:
         yield rng.choice(members)
 
 
-def _distinct(pool: Pool, split: Split, rng: Random) -> Iterator[Pair]:
+def _distinct(pool: SyntheticPool, split: Split, rng: Random) -> Iterator[SyntheticPair]:
     """Yield all rows of a pool that are in the split, in random order, each once."""
-    size, seen = pool.size(), set[Pair]()
+    size, seen = pool.size(), set[SyntheticPair]()
     if size > SMALL:
         for row in pool.draws(split, rng):
             if row not in seen:
@@ -124,24 +124,24 @@ def _figures(length: int) -> tuple[Sequence[str], ...]:
     return (FIGURES[2],) * threes + ((FIGURES[rest - 1],) if rest else ())
 
 
-def digits(shortest: int, longest: int, answer: Callable[[str], Iterable[str]]) -> Iterator[Pool]:
+def digits(shortest: int, longest: int, answer: Callable[[str], Iterable[str]]) -> Iterator[SyntheticPool]:
     """Yield one pool for each length; digits are separated by spaces."""
     for length in range(shortest, longest + 1):
-        yield Pool(_figures(length), _spaced, partial(_answered, answer))
+        yield SyntheticPool(_figures(length), _spaced, partial(_answered, answer))
 
 
 def _spaced(*figures: str) -> str:
     return " ".join("".join(figures))
 
 
-def _answered(answer: Callable[[str], Iterable[str]], *figures: str) -> Pair:
-    return Pair(_spaced(*figures), " ".join(answer("".join(figures))))
+def _answered(answer: Callable[[str], Iterable[str]], *figures: str) -> SyntheticPair:
+    return SyntheticPair(_spaced(*figures), " ".join(answer("".join(figures))))
 
 
-def additions(most: int) -> Iterator[Pool]:
+def additions(most: int) -> Iterator[SyntheticPool]:
     """Yield one pool for each pair of lengths; numbers have the most significant digit first and no leading zeros."""
     for left, right in itertools.product(range(1, most + 1), repeat=2):
-        yield Pool(_number(left) + _number(right), partial(_either_way, left), partial(_added, left))
+        yield SyntheticPool(_number(left) + _number(right), partial(_either_way, left), partial(_added, left))
 
 
 # -- pass keys --------------------------------------------------------------------------------------------------------
@@ -151,17 +151,17 @@ FILLER = SENTENCES.split(" ")
 DEPTHS = 100  # places of the number, as parts of the text before it
 
 
-def pass_keys(digits: int, words: range) -> Iterator[Pool]:
+def pass_keys(digits: int, words: range) -> Iterator[SyntheticPool]:
     """Yield one pool: numbers of so many digits, at all depths of texts with so many words around them."""
-    yield Pool((*_figures(digits), words, range(DEPTHS + 1)), lambda *items: "".join(items[:-2]), _hidden_key)
+    yield SyntheticPool((*_figures(digits), words, range(DEPTHS + 1)), lambda *items: "".join(items[:-2]), _hidden_key)
 
 
-def _hidden_key(*items: Any) -> Pair:
+def _hidden_key(*items: Any) -> SyntheticPair:
     """Return a text of filler words with a number in it, and the number; the last two items are size and depth."""
     *figures, words, depth = items
     number, before = " ".join("".join(figures)), words * depth // DEPTHS
     filler = [FILLER[i % len(FILLER)] for i in range(words)]
-    return Pair(" ".join([*filler[:before], f"the pass key is {number} .", *filler[before:]]), number)
+    return SyntheticPair(" ".join([*filler[:before], f"the pass key is {number} .", *filler[before:]]), number)
 
 
 def _either_way(left: int, *figures: str) -> str:
@@ -170,10 +170,10 @@ def _either_way(left: int, *figures: str) -> str:
     return "+".join(sorted((digits[:left], digits[left:])))
 
 
-def _added(left: int, *figures: str) -> Pair:
+def _added(left: int, *figures: str) -> SyntheticPair:
     digits = "".join(figures)
     a, b = digits[:left], digits[left:]
-    return Pair(f"{a}+{b}", str(int(a) + int(b)))
+    return SyntheticPair(f"{a}+{b}", str(int(a) + int(b)))
 
 
 def _number(length: int) -> tuple[Sequence[str], ...]:
@@ -219,18 +219,18 @@ IN_WORDS = (
 )
 
 
-def dates() -> Iterator[Pool]:
+def dates() -> Iterator[SyntheticPool]:
     """Yield one pool for each format. The date alone is the key, so a test date is unseen in every format."""
-    yield from (Pool((DAYS,), _iso, partial(_written, form)) for form in IN_FIGURES)
-    yield from (Pool((DAYS, CASES), _iso, partial(_written, form)) for form in IN_WORDS)
+    yield from (SyntheticPool((DAYS,), _iso, partial(_written, form)) for form in IN_FIGURES)
+    yield from (SyntheticPool((DAYS, CASES), _iso, partial(_written, form)) for form in IN_WORDS)
 
 
 def _iso(day: int, case: object = None) -> str:
     return date.fromordinal(day).isoformat()
 
 
-def _written(form: str, day: int, case: Callable[[str], str] = str) -> Pair:
-    return Pair(case(form.format_map(_fields(date.fromordinal(day)))), _iso(day))
+def _written(form: str, day: int, case: Callable[[str], str] = str) -> SyntheticPair:
+    return SyntheticPair(case(form.format_map(_fields(date.fromordinal(day)))), _iso(day))
 
 
 def _fields(when: date) -> dict[str, str]:

@@ -25,7 +25,7 @@ from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.context import Context, Tap
 from anyformer.nn.inspection.logit_terms import gated_heads, output_matrix
-from anyformer.nn.inspection.residual_stream import Step
+from anyformer.nn.inspection.residual_stream import StreamStep
 from anyformer.nn.norm import normed
 
 TOP_VALUES, TOP_NEURONS = 5, 12
@@ -171,7 +171,7 @@ def _mix(place: Place) -> dict[str, Any]:
     }
 
 
-def _add_after(place: Place, step: Step) -> dict[str, Any]:
+def _add_after(place: Place, step: StreamStep) -> dict[str, Any]:
     stream = place.stream
     steps = stream.steps if stream.parallel else [step]
     norm = stream.norm if stream.parallel else step.sublayer.norm_sum

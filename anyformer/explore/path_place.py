@@ -10,7 +10,7 @@ from anyformer.explore.attention_row import AttentionRow, attention_row
 from anyformer.explore.requests import StageRequest
 from anyformer.explore.trace import Trace
 from anyformer.nn.block import ParallelBlock, SequentialBlock
-from anyformer.nn.inspection.residual_stream import LayerStream, Step, layer_stream
+from anyformer.nn.inspection.residual_stream import LayerStream, StreamStep, layer_stream
 from anyformer.nn.inspection.sublayers import stacks_of
 
 
@@ -53,11 +53,11 @@ class Place:
         layout = self.trace.layout(self.side)
         return layer_stream(self.trace.run.model, self.side, self.trace.activations, self.layer, [self.row], layout)
 
-    def step(self, part: str) -> Step:
+    def step(self, part: str) -> StreamStep:
         return next(step for step in self.stream.steps if step.name.endswith(part))
 
     @property
-    def mixer(self) -> Step:
+    def mixer(self) -> StreamStep:
         return self.step(".cross" if self.kind == "cross" else ".mixer")
 
     @property

@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 from anyformer.config import ConfigError, Fault
 from anyformer.data.chat_template import DEFAULT
 from anyformer.data.sentencepiece import CONTROL, NORMAL, SPACE, UNUSED, USER
-from anyformer.data.sentencepiece_tokenizer import PieceReader, Plain
+from anyformer.data.sentencepiece_tokenizer import PieceReader, UnchangedText
 from anyformer.data.vocabulary import WORD
 from anyformer.interop.gguf_tokenizers import BEFORE, CHAT, ENDS, IDS, JSON, SPLITTINGS
 from anyformer.interop.public_tokenizers import must_be_public
@@ -122,7 +122,7 @@ def _sentencepiece(reader: PieceReader, tokens: list[str], types: list[int]) -> 
     model = reader.pieces
     if model.unigram:
         raise _wrong("is SentencePiece's unigram model: llama.cpp has it for T5 alone")
-    if model.charsmap or model.collapse or not isinstance(reader.prepare, Plain):
+    if model.charsmap or model.collapse or not isinstance(reader.prepare, UnchangedText):
         what = "llama.cpp does not normalise texts as the run does: on rare texts its ids differ"
         warnings.warn(what, stacklevel=4)
     pieces = {piece.text: piece for piece in model.table}

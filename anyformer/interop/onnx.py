@@ -144,7 +144,7 @@ def _output(model: Transformer) -> str:
     return {"none": "hidden", "embedder": "embeddings"}.get(head.output, "potentials" if head.joint else "logits")
 
 
-class Graph(nn.Module):
+class OnnxGraph(nn.Module):
     """A model that takes padding masks instead of segments."""
 
     def __init__(self, model: Transformer, names: list[str]):
@@ -182,7 +182,7 @@ def _write(model: Transformer, inputs: list[GraphInput], written: Path, path: Pa
     names = [input_.name for input_ in inputs]
     with _quiet():
         with _as_fault(path, "torch cannot export this model"):
-            program = torch.export.export(Graph(model, names), examples, dynamic_shapes=(shapes,))
+            program = torch.export.export(OnnxGraph(model, names), examples, dynamic_shapes=(shapes,))
             found = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -241,7 +241,7 @@ def _check(model: Transformer, inputs: list[GraphInput], written: Path, path: Pa
             mask[0, : mask.shape[1] // 3] = 0
             mask[-1, mask.shape[1] - mask.shape[1] // 3 :] = 0
         with torch.no_grad():
-            ours = Graph(model, list(feed))(*feed.values())
+            ours = OnnxGraph(model, list(feed))(*feed.values())
         with _as_fault(path, "onnxruntime cannot run it"):
             theirs = torch.from_numpy(session.run(None, {name: x.numpy() for name, x in feed.items()})[0])
         apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1))

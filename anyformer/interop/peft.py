@@ -28,7 +28,7 @@ from anyformer.interop.families import FAMILIES
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.weight_conversion import is_finite, warn_nonfinite
 from anyformer.interop.weight_files import StoredTensor, wrong
-from anyformer.interop.weight_rules import Grouped, Interleaved, Rows, TensorRule, Transposed
+from anyformer.interop.weight_rules import Grouped, Interleaved, StackedRows, TensorRule, Transposed
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import Run, write_folder
 
@@ -172,7 +172,7 @@ def _low_rank(
         }
         if not pairs:
             continue
-        if not isinstance(rule.conversion, Rows | Transposed | Interleaved | Grouped):
+        if not isinstance(rule.conversion, StackedRows | Transposed | Interleaved | Grouped):
             raise wrong(folder, f"adapts {modules[0]}: anyformer has no adapters for such layers")
         found[rule.ours.removesuffix(".weight")] = _joined(rule, pairs, folder)
     return found

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.sentencepiece import SentencePieces
-from anyformer.data.sentencepiece_tokenizer import Cleaned, Coded, PieceReader, Plain, Prefixed, Preparation
+from anyformer.data.sentencepiece_tokenizer import Cleaned, Coded, PieceReader, Prefixed, Preparation, UnchangedText
 from anyformer.interop import language_codes
 from anyformer.interop.sentencepiece_conversion import library_form, parse
 from anyformer.interop.tokenizer_settings import Settings
@@ -54,7 +54,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenizerLayout:
     """Ids, framing and text preparation of a tokenizer class."""
 
     tokens: list[str]  # by id
@@ -63,14 +63,14 @@ class Layout:
     after: list[str] = field(default_factory=list)
     pair: list[str] = field(default_factory=list)  # around two texts, in the library's notation
     special: list[str] = field(default_factory=list)  # tokens that a text never becomes
-    prepare: Preparation = field(default_factory=Plain)
+    prepare: Preparation = field(default_factory=UnchangedText)
 
 
 @dataclass(frozen=True)
 class TokenizerClass:
     """One tokenizer class: the names of its files and special tokens, and its layout."""
 
-    layout: Callable[[Folder], Layout]
+    layout: Callable[[Folder], TokenizerLayout]
     file: str
     tokens: dict[str, str]
 
@@ -83,33 +83,33 @@ def _fairseq(folder: Folder, more: tuple[str, ...] = ()) -> list[str]:
     return ["<s>", "<pad>", "</s>", "<unk>", *folder.begins("<unk>", "<s>", "</s>"), *more]
 
 
-def _xlm_roberta(folder: Folder) -> Layout:
+def _xlm_roberta(folder: Folder) -> TokenizerLayout:
     cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
     pair = [cls, "$A", sep, sep, "$B", sep]
-    return Layout(_fairseq(folder, ("<mask>",)), _named(folder, "unk_token"), [cls], [sep], pair)
+    return TokenizerLayout(_fairseq(folder, ("<mask>",)), _named(folder, "unk_token"), [cls], [sep], pair)
 
 
-def _mbart(folder: Folder) -> Layout:
+def _mbart(folder: Folder) -> TokenizerLayout:
     language, eos = _language(folder, language_codes.MBART, "en_XX"), _named(folder, "eos_token")
     tokens = _fairseq(folder, (*language_codes.MBART, "<mask>"))
-    return Layout(tokens, _named(folder, "unk_token"), after=[eos, language], special=[*language_codes.MBART])
+    return TokenizerLayout(tokens, _named(folder, "unk_token"), after=[eos, language], special=[*language_codes.MBART])
 
 
-def _mbart50(folder: Folder) -> Layout:
+def _mbart50(folder: Folder) -> TokenizerLayout:
     language, eos = _language(folder, language_codes.MBART50, "en_XX"), _named(folder, "eos_token")
     tokens = _fairseq(folder, (*language_codes.MBART50, "<mask>"))
-    return Layout(tokens, _named(folder, "unk_token"), [language], [eos], special=[*language_codes.MBART50])
+    return TokenizerLayout(tokens, _named(folder, "unk_token"), [language], [eos], special=[*language_codes.MBART50])
 
 
-def _nllb(folder: Folder) -> Layout:
+def _nllb(folder: Folder) -> TokenizerLayout:
     settings, eos = folder.settings, _named(folder, "eos_token")
     codes = () if settings("additional_special_tokens", list, []) else language_codes.NLLB
     language = settings("src_lang", str, "eng_Latn")
     ends = ([], [eos, language]) if settings("legacy_behaviour", bool, False) else ([language], [eos])
-    return Layout(_fairseq(folder), _named(folder, "unk_token"), *ends, special=[*settings.special(), *codes])
+    return TokenizerLayout(_fairseq(folder), _named(folder, "unk_token"), *ends, special=[*settings.special(), *codes])
 
 
-def _pegasus(folder: Folder) -> Layout:
+def _pegasus(folder: Folder) -> TokenizerLayout:
     settings = folder.settings
     pad, eos, unknown = (_named(folder, f"{role}_token") for role in ("pad", "eos", "unk"))
     offset, mask = settings("offset", int, 103), _named(folder, "mask_token")
@@ -118,10 +118,10 @@ def _pegasus(folder: Folder) -> Layout:
         raise settings.wrong("offset", f"must be 0, or from 2 to {MAX_EXTRA_IDS:,} with a mask_token_sent")
     rest = folder.begins(pad, eos)
     added = [] if offset == 0 else [str(sentence), mask, *(f"<unk_{i}>" for i in range(2, offset))]
-    return Layout([pad, eos, *added, *rest], unknown, after=[eos], special=added)
+    return TokenizerLayout([pad, eos, *added, *rest], unknown, after=[eos], special=added)
 
 
-def _m2m100(folder: Folder) -> Layout:
+def _m2m100(folder: Folder) -> TokenizerLayout:
     known = {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21}
     name = folder.settings("language_codes", str, "m2m100")
     if name not in known:
@@ -129,20 +129,20 @@ def _m2m100(folder: Folder) -> Layout:
     codes = [f"__{code}__" for code in known[name]]
     language = f"__{_language(folder, known[name], 'en')}__"
     tokens, unknown = _vocabulary(folder.root / VOCAB), _named(folder, "unk_token")
-    return Layout(
+    return TokenizerLayout(
         _checked(folder, [*tokens, *codes], unknown), unknown, [language], [_named(folder, "eos_token")], [], codes
     )
 
 
-def _marian(folder: Folder) -> Layout:
+def _marian(folder: Folder) -> TokenizerLayout:
     if folder.settings("separate_vocabs", bool, False):
         raise folder.settings.wrong("separate_vocabs", "only one vocabulary for both languages is read")
     unknown = _named(folder, "unk_token")
     tokens = _checked(folder, _vocabulary(folder.root / VOCAB), unknown, _named(folder, "pad_token"))
-    return Layout(tokens, unknown, after=[_named(folder, "eos_token")], prepare=Coded())
+    return TokenizerLayout(tokens, unknown, after=[_named(folder, "eos_token")], prepare=Coded())
 
 
-def _t5(folder: Folder) -> Layout:
+def _t5(folder: Folder) -> TokenizerLayout:
     settings, rows = folder.settings, folder.config.get("vocab_size")
     usual = 0 if folder.config.get("model_type") == "mt5" else 100
     count, most = settings("extra_ids", int, usual), rows if type(rows) is int and rows > 0 else MAX_EXTRA_IDS
@@ -158,18 +158,18 @@ def _t5(folder: Folder) -> Layout:
             "additional_special_tokens", f"must name the {count} extra ids too, or none ({len(more)} are)"
         )
     eos = _named(folder, "eos_token")
-    return Layout([*folder.texts, *extra], folder.unknown, after=[eos], special=extra, prepare=_legacy(folder))
+    return TokenizerLayout([*folder.texts, *extra], folder.unknown, after=[eos], special=extra, prepare=_legacy(folder))
 
 
-def _llama(folder: Folder) -> Layout:
-    return Layout(folder.texts, folder.unknown, *_switched(folder), prepare=_legacy(folder))
+def _llama(folder: Folder) -> TokenizerLayout:
+    return TokenizerLayout(folder.texts, folder.unknown, *_switched(folder), prepare=_legacy(folder))
 
 
-def _gemma(folder: Folder) -> Layout:
-    return Layout(folder.texts, folder.unknown, *_switched(folder))
+def _gemma(folder: Folder) -> TokenizerLayout:
+    return TokenizerLayout(folder.texts, folder.unknown, *_switched(folder))
 
 
-def _albert(folder: Folder) -> Layout:
+def _albert(folder: Folder) -> TokenizerLayout:
     settings = folder.settings
     cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
     prepare = Cleaned(
@@ -178,16 +178,16 @@ def _albert(folder: Folder) -> Layout:
         settings("keep_accents", bool, False),
     )
     pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
-    return Layout(folder.texts, folder.unknown, [cls], [sep], pair, prepare=prepare)
+    return TokenizerLayout(folder.texts, folder.unknown, [cls], [sep], pair, prepare=prepare)
 
 
-def _deberta(folder: Folder) -> Layout:
+def _deberta(folder: Folder) -> TokenizerLayout:
     for name in ("do_lower_case", "split_by_punct"):
         if folder.settings(name, bool, False):
             raise folder.settings.wrong(name, "is not supported without a tokenizer.json: save one beside the model")
     cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
     pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
-    return Layout(folder.texts, folder.unknown, [cls], [sep], pair)
+    return TokenizerLayout(folder.texts, folder.unknown, [cls], [sep], pair)
 
 
 def _named(folder: Folder, key: str) -> str:
@@ -204,7 +204,7 @@ def _language(folder: Folder, codes: tuple[str, ...], usual: str) -> str:
 
 def _legacy(folder: Folder) -> Preparation:
     if folder.settings("legacy", bool, True):
-        return Plain()
+        return UnchangedText()
     return Prefixed(_named(folder, "unk_token"), folder.settings("add_prefix_space", bool, True))
 
 
@@ -284,7 +284,7 @@ class LoadedTokenizer:
 
     inner: Tokenizer
     reader: PieceReader
-    layout: Layout
+    layout: TokenizerLayout
     settings: Settings  # with the special tokens of the class
 
 

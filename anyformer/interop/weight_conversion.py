@@ -16,7 +16,7 @@ from anyformer.config.spec import visible
 from anyformer.interop import weight_files
 from anyformer.interop.family import BODY, Family, WeightNames
 from anyformer.interop.weight_files import StoredTensor, wrong
-from anyformer.interop.weight_rules import Alias, Constant, TensorRule
+from anyformer.interop.weight_rules import Alias, ConstantTensor, TensorRule
 from anyformer.kernels.conventions import Note
 from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
@@ -97,7 +97,7 @@ class Fit(NamedTuple):
     """Comparison of the tensors of a folder with those that a model needs."""
 
     tensor_rules: list[TensorRule]
-    spare: list[Alias | Constant]
+    spare: list[Alias | ConstantTensor]
     missing: dict[str, tuple[int, ...]]  # the shape that each should have
     misshapen: dict[str, tuple[int, ...]]
     unused: list[str]  # known to belong to another head
@@ -107,7 +107,7 @@ class Fit(NamedTuple):
 def fit(family: WeightNames, config: ModelConfig, stored: dict[str, StoredTensor]) -> Fit:
     """Compare names and shapes, reading no values."""
     tensor_rules = family.tensor_rules(config)
-    spare = [rule for rule in family.rules(config) if isinstance(rule, (Alias, Constant))]
+    spare = [rule for rule in family.rules(config) if isinstance(rule, (Alias, ConstantTensor))]
     wanted = {name: shape for rule in tensor_rules for name, shape in zip(rule.theirs, rule.shapes, strict=True)}
     claimed = {*wanted, *(rule.theirs for rule in spare)}
     others = [name for name in stored if name not in claimed and not _any(family.buffers, name)]
@@ -142,11 +142,11 @@ def _check(found: Fit, family: WeightNames, stored: dict[str, StoredTensor], fol
         warnings.warn(f"{folder}: {what}: {names}", Note, stacklevel=4)
 
 
-def _check_spare(rule: Alias | Constant, stored: dict[str, StoredTensor]) -> None:
+def _check_spare(rule: Alias | ConstantTensor, stored: dict[str, StoredTensor]) -> None:
     if rule.theirs not in stored:
         return
     tensor, file = stored[rule.theirs].read(), visible(str(stored[rule.theirs].file))
-    if isinstance(rule, Constant):
+    if isinstance(rule, ConstantTensor):
         what, off = ("zero", 0.0) if rule.make is torch.zeros else ("the expected constant", 0.01)  # in any precision
         if tensor.shape != rule.shape or not torch.allclose(tensor.float(), rule.value, rtol=0, atol=off):
             raise wrong(file, f"{rule.theirs} is not {what}, and anyformer's model has no such weight")
@@ -161,7 +161,7 @@ def _any(patterns: tuple[str, ...], name: str) -> bool:
 def write(path: Path, family: Family, model: Transformer) -> None:
     """Write our weights under their public names, one tensor at a time."""
     state, tensor_rules = model.state_dict(), family.tensor_rules(model.config)
-    constants = [rule for rule in family.rules(model.config) if isinstance(rule, Constant)]
+    constants = [rule for rule in family.rules(model.config) if isinstance(rule, ConstantTensor)]
     prefix = family.prefix if model.config.head.kind in BODY else ""
     dtype = next(iter(state.values())).dtype
 

@@ -25,7 +25,7 @@ class Conversion(Protocol):
 
 
 @dataclass(frozen=True)
-class Rows:
+class StackedRows:
     """Concatenation along the rows, with the number of rows of each part."""
 
     sizes: tuple[int, ...]
@@ -139,11 +139,11 @@ class Stacked:
     sizes: tuple[int, ...]  # rows of each of an expert's tensors
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        n, inner = len(self.sizes), Rows(self.sizes)
+        n, inner = len(self.sizes), StackedRows(self.sizes)
         return torch.stack([inner.join(parts[i : i + n]) for i in range(0, len(parts), n)])
 
     def part(self, whole: Tensor) -> list[Tensor]:
-        return [x for expert in whole for x in Rows(self.sizes).part(expert)]
+        return [x for expert in whole for x in StackedRows(self.sizes).part(expert)]
 
 
 class Rule:
@@ -163,7 +163,7 @@ class Alias(NamedTuple):
     of: str
 
 
-class Constant(NamedTuple):
+class ConstantTensor(NamedTuple):
     """A public tensor of fixed value without a counterpart: written with that value, and refused with any other."""
 
     theirs: str
@@ -175,7 +175,7 @@ class Constant(NamedTuple):
         return self.make(self.shape)
 
 
-AnyRule = Rule | Alias | Constant
+AnyRule = Rule | Alias | ConstantTensor
 Names = Mapping[str, Sequence[str]]  # parts of a layer of ours, each with its public name or names
 
 
@@ -240,7 +240,7 @@ def _tensor_rules(rule: Rule, model: nn.Module, state: dict[str, Tensor]) -> Ite
         also = {name: len(state[name]) for name in rule.also}
         first = state[ours].to("meta")
         whole = torch.cat([first, *(state[name].to("meta") for name in also)]) if also else first
-        conversion = rule.conversion or Rows(_sizes(model, rule.ours, whole, len(theirs)))
+        conversion = rule.conversion or StackedRows(_sizes(model, rule.ours, whole, len(theirs)))
         yield TensorRule(ours, theirs, conversion, tuple(tuple(x.shape) for x in conversion.part(whole)), also)
 
 

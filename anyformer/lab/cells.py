@@ -45,7 +45,7 @@ Measure = Callable[[Cell], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """The measurement of one cell."""
 
     cell: dict[str, Any]
@@ -58,30 +58,35 @@ class Result:
         return self.found[name] if name in self.found else self.cell[name]
 
 
-Notify = Callable[[Result | None, Sequence[Cell]], None]
+Notify = Callable[[CellResult | None, Sequence[Cell]], None]
 
 
-class Engine(ABC):
+class CellEngine(ABC):
     """Where cells are measured."""
 
     @abstractmethod
-    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[Result]:
+    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[CellResult]:
         """Yield results as they are completed. Call `notify` with each, and with the cells in work."""
 
 
 @dataclass(frozen=True)
-class Local(Engine):
+class Local(CellEngine):
     """Processes of this machine, which share its cores."""
 
     jobs: int = 1  # measurements in parallel
 
-    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[Result]:
+    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[CellResult]:
         return _measured(measure, cells, self.jobs, notify)
 
 
 def measure_all(
-    measure: Measure, cells: Sequence[Cell], path: Path, *, engine: Engine | None = None, console: Console | None = None
-) -> list[Result]:
+    measure: Measure,
+    cells: Sequence[Cell],
+    path: Path,
+    *,
+    engine: CellEngine | None = None,
+    console: Console | None = None,
+) -> list[CellResult]:
     """Return the results of all cells in order; stored results are read from the file.
 
     `measure` must be picklable. The default engine is `Local`, with one measurement at a time.
@@ -99,9 +104,9 @@ def measure_each(
     cells: Sequence[Cell],
     total: int,
     *,
-    engine: Engine | None = None,
+    engine: CellEngine | None = None,
     console: Console | None = None,
-) -> Iterator[Result]:
+) -> Iterator[CellResult]:
     """Yield the results of cells as they are completed, and show progress: `total` counts stored results, too."""
     if cells:
         with _progress(console or Console(quiet=True), total, total - len(cells)) as notify:
@@ -113,7 +118,7 @@ def key(cell: Cell) -> str:
     return json.dumps(cell, sort_keys=True, ensure_ascii=False)
 
 
-def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, notify: Notify) -> Iterator[Result]:
+def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, notify: Notify) -> Iterator[CellResult]:
     threads = max(1, min(torch.get_num_threads(), usable_cores() // jobs))  # OMP_NUM_THREADS may say fewer
     if jobs == 1 or len(cells) < 2:
         before = torch.get_num_threads()
@@ -132,7 +137,7 @@ def _measured(measure: Measure, cells: Sequence[Cell], jobs: int, notify: Notify
         terminable(),
         ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=_begin, initargs=given) as pool,
     ):
-        waiting, running = list(cells), dict[Future[Result], Cell]()
+        waiting, running = list(cells), dict[Future[CellResult], Cell]()
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:  # few at a time, so that an interrupt is quick
@@ -183,15 +188,15 @@ def _begin(threads: int, parent: int) -> None:
     torch.set_num_threads(threads)
 
 
-def timed(measure: Measure, cell: Cell) -> Result:
+def timed(measure: Measure, cell: Cell) -> CellResult:
     """Measure a cell in this process."""
     with beside_others():
         began = time.perf_counter()
         found = measure(cell)
-        return Result(dict(cell), found, round(time.perf_counter() - began, 2), machine())
+        return CellResult(dict(cell), found, round(time.perf_counter() - began, 2), machine())
 
 
-def _in_worker(measure: Measure, cell: Cell) -> Result:
+def _in_worker(measure: Measure, cell: Cell) -> CellResult:
     """Measure a cell; an error that cannot be sent to the parent process is replaced by its text."""
     try:
         return timed(measure, cell)
@@ -226,7 +231,7 @@ def _processor() -> str:
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def read_results(path: Path) -> list[Result]:
+def read_results(path: Path) -> list[CellResult]:
     """Return the results of a file, empty if it does not exist; an incomplete last line is skipped."""
     if not path.exists():
         return []
@@ -234,25 +239,25 @@ def read_results(path: Path) -> list[Result]:
     found = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            found.append(Result(**json.loads(line)))
+            found.append(CellResult(**json.loads(line)))
         except (ValueError, TypeError):
             raise ConfigError([Fault(f"{path}:{number}", "is not a result: fix or delete this line")]) from None
     return found
 
 
-def read_result(path: Path) -> Result | None:
+def read_result(path: Path) -> CellResult | None:
     """Return the result of one cell that `write_result` stored; None if there is none."""
     return next(iter(read_results(path)), None)
 
 
-def write_result(path: Path, result: Result) -> None:
+def write_result(path: Path, result: CellResult) -> None:
     """Store the result of one cell atomically as a separate file: several machines may write to one folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path):
         write_file(path, _line(result))
 
 
-def append(path: Path, result: Result) -> None:
+def append(path: Path, result: CellResult) -> None:
     """Append a result and flush it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), path.open("a+b") as file:
@@ -262,7 +267,7 @@ def append(path: Path, result: Result) -> None:
         os.fsync(file.fileno())
 
 
-def _line(result: Result) -> bytes:
+def _line(result: CellResult) -> bytes:
     known = {name: value for name, value in result.__dict__.items() if name != "rule" or value}
     return (json.dumps(known, ensure_ascii=False) + "\n").encode()
 
@@ -297,7 +302,7 @@ def _progress(console: Console, total: int, done: int) -> Iterator[Notify]:
             text += f"  about {duration(statistics.mean(seconds) * max(1, left / jobs))} left"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def notify(result: Result | None, running: Sequence[Cell]) -> None:
+    def notify(result: CellResult | None, running: Sequence[Cell]) -> None:
         nonlocal now, jobs
         now, jobs = "; ".join(map(in_words, running)), max(jobs, len(running))
         if result is not None:

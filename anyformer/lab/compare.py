@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from anyformer.lab.cells import Result
+from anyformer.lab.cells import CellResult
 from anyformer.lab.decision import Side
 from anyformer.lab.figures import bars, curves, legend, panels, save
 from anyformer.lab.grid import Grid
@@ -40,16 +40,16 @@ class Line:
         return summary(self.values)
 
 
-def settings(results: Iterable[Result]) -> dict[str, list[Result]]:
+def settings(results: Iterable[CellResult]) -> dict[str, list[CellResult]]:
     """Group results by setting, over all seeds, in the order of the results."""
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[CellResult]] = {}
     for result in results:
         varied = {name: value for name, value in result.cell.items() if name != "seed"}
         found.setdefault(json.dumps(varied), []).append(result)
     return found
 
 
-def compare(grid: Grid, results: Sequence[Result]) -> list[Line]:
+def compare(grid: Grid, results: Sequence[CellResult]) -> list[Line]:
     """Return a line for each setting; the first is the baseline."""
     metric, measures = grid.metric, grid.recipe(results[0].cell).task.measures
     lines, baseline = list[Line](), tuple[float, ...]()
@@ -158,7 +158,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in padded)
 
 
-def report(grid: Grid, results: Sequence[Result], out: Path) -> Path:
+def report(grid: Grid, results: Sequence[CellResult], out: Path) -> Path:
     """Write `README.md` and its figure to the folder of a grid."""
     lines = compare(grid, results)
     figure, (left, right) = panels(2, height=max(3.2, 1.2 + 0.3 * len(lines)))

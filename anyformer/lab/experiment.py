@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Side, Verdict as Verdict, Word as Word, require_inside, verdict as verdict
 from anyformer.lab.rules import rule_hash, tries_rates
 
@@ -67,7 +67,7 @@ class Experiment(ABC):
         """Return the cells in groups, each of which needs the results of those before it."""
         return [self.cells(size)]
 
-    def prepare(self, results: Sequence[Result]) -> None:  # noqa: B027 - optional
+    def prepare(self, results: Sequence[CellResult]) -> None:  # noqa: B027 - optional
         """Read the results of the stages so far, before the next is measured."""
 
     @abstractmethod
@@ -75,42 +75,42 @@ class Experiment(ABC):
         """Measure one cell, in a separate process."""
 
     @abstractmethod
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         """Return the verdict by the claim's conditions. Their code, and what it uses, is hashed and stored."""
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         """Return the sides of the comparisons that `judge` makes at the best of several learning rates."""
         return []
 
-    def verdict(self, results: Sequence[Result]) -> Verdict:
+    def verdict(self, results: Sequence[CellResult]) -> Verdict:
         """Return the verdict by `judge`; undecided if a best learning rate is at an end of those tried."""
         return require_inside(self.judge(results), self.sides(results))
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         """Return the models and the data of results in a sentence or two, beside the sizes that the cells hold."""
         return ""
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         """Return what to write beside the observations of conditions, by the name of the condition."""
         return {}
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         """Return how to read the figure, in a sentence or two, after its alternative text."""
         return ""
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         """Return the result in a few sentences: the numbers that matter, in words that fit every verdict and size."""
         return ""
 
     @abstractmethod
-    def table(self, results: Sequence[Result]) -> Rows: ...
+    def table(self, results: Sequence[CellResult]) -> Rows: ...
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         """Return what the results show beyond the claim in a sentence or two, or nothing."""
         return ""
 
     @abstractmethod
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         """Return a figure made by `lab/figures.py`."""
 
 

@@ -25,8 +25,8 @@ from anyformer.config.overrides import assignment
 from anyformer.config.spec import BY_KIND, MAX_WORD, Count, Positive, Size, shorten
 from anyformer.lab.cells import (
     Cell,
-    Engine,
-    Result,
+    CellEngine,
+    CellResult,
     append,
     key,
     measure_all,
@@ -171,8 +171,8 @@ class CellTraining:
 
 
 def run_grid(
-    grid: Grid, out: str | Path, *, engine: Engine | None = None, console: Console | None = None
-) -> list[Result]:
+    grid: Grid, out: str | Path, *, engine: CellEngine | None = None, console: Console | None = None
+) -> list[CellResult]:
     """Train all cells into `out/results.jsonl`; stored results, those of `run_cell` too, are not trained again."""
     out = Path(out)
     _must_match(grid, out)  # before the check, which may read all data
@@ -187,7 +187,7 @@ def run_grid(
         return measure_all(CellTraining(grid), grid.cells(), out / RESULTS, engine=engine, console=console)
 
 
-def run_cell(grid: Grid, out: str | Path, number: int, *, wait: bool = False) -> Result:
+def run_cell(grid: Grid, out: str | Path, number: int, *, wait: bool = False) -> CellResult:
     """Train the cell with a number into `out/cells/NUMBER.json`, unless its result is stored; return the result.
 
     Workers on several machines may call this for one folder: a cell is trained by one at a time. Where another worker
@@ -211,7 +211,7 @@ def run_cell(grid: Grid, out: str | Path, number: int, *, wait: bool = False) ->
     return result
 
 
-def stored_results(grid: Grid, out: Path, numbers: Iterable[int]) -> dict[int, Result]:
+def stored_results(grid: Grid, out: Path, numbers: Iterable[int]) -> dict[int, CellResult]:
     """Return the stored results of cells by their numbers."""
     cells = grid.cells()
     wanted = {key(cells[number]): number for number in numbers}

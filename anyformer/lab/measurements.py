@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from anyformer.lab.cells import Cell, Engine, Local, Result, append, key, measure_each, read_results
+from anyformer.lab.cells import Cell, CellEngine, CellResult, Local, append, key, measure_each, read_results
 from anyformer.lab.experiment import Experiment, Size
 from anyformer.runs.processes import LOCK, locked
 
@@ -34,9 +34,9 @@ def measure_together(
     size: Size,
     paths: Mapping[str, Path],
     *,
-    engine: Engine | None = None,
+    engine: CellEngine | None = None,
     console: Console | None = None,
-) -> dict[str, list[Result]]:
+) -> dict[str, list[CellResult]]:
     """Measure all cells without a stored result in the file of their experiment; return all results by experiment."""
     timed = [experiment for experiment in experiments if experiment.timed]
     others = [experiment for experiment in experiments if not experiment.timed]
@@ -44,7 +44,7 @@ def measure_together(
         key=lambda e: e.minutes[2 if size == "gpu" else 1] / len(e.cells(size)), reverse=True
     )  # long cells first
     one_by_one = Local(1) if engine is None or isinstance(engine, Local) else engine
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[CellResult]] = {}
     with ExitStack() as stack:
         for experiment in experiments:
             stack.enter_context(locked(paths[experiment.name].parent, f"{LOCK}-{experiment.name}"))
@@ -62,9 +62,9 @@ def _measure(
     experiments: Sequence[Experiment],
     cells: Mapping[str, Sequence[Cell]],
     paths: Mapping[str, Path],
-    engine: Engine | None,
+    engine: CellEngine | None,
     console: Console | None,
-) -> dict[str, list[Result]]:
+) -> dict[str, list[CellResult]]:
     rules = {experiment.name: experiment.rule(cells[experiment.name]) for experiment in experiments}
     done = {name: {key(r.cell): r for r in read_results(paths[name])} for name in rules}
     left = [{WHICH: name, **cell} for name in rules for cell in cells[name] if key(cell) not in done[name]]
@@ -81,6 +81,6 @@ def _plain(cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in cell.items() if name != WHICH}
 
 
-def _in_order(results: Sequence[Result], cells: Sequence[Cell]) -> list[Result]:
+def _in_order(results: Sequence[CellResult], cells: Sequence[Cell]) -> list[CellResult]:
     by_cell = {key(result.cell): result for result in results}
     return [by_cell[key(cell)] for cell in cells]

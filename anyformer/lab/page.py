@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from anyformer.lab.cells import Result
+from anyformer.lab.cells import CellResult
 from anyformer.lab.compare import markdown, settings
 from anyformer.lab.decision import METHOD, NO_VARIATION, RATES, Outcome, Verdict, Word
 from anyformer.lab.experiment import Experiment, Size
@@ -32,7 +32,7 @@ SIZES = {  # values of cells on every page, and how they are written
 }
 MOST_VALUES = 5  # of a setting that are listed one by one
 
-Found = dict[Size, list[Result]]
+Found = dict[Size, list[CellResult]]
 
 
 def main_size(found: Found) -> Size:
@@ -40,12 +40,12 @@ def main_size(found: Found) -> Size:
     return next(size for size in ("cpu", "gpu", "quick") if size in found)
 
 
-def is_stale(experiment: Experiment, results: Sequence[Result]) -> bool:
+def is_stale(experiment: Experiment, results: Sequence[CellResult]) -> bool:
     """Test whether some results were measured under another rule than that of today."""
     return {result.rule for result in results} != {rule_for(experiment, results)}
 
 
-def rule_for(experiment: Experiment, results: Sequence[Result]) -> str:
+def rule_for(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the hash of the rule of today for the cells of results."""
     return experiment.rule([result.cell for result in results])
 
@@ -79,7 +79,7 @@ def _missing(found: Found) -> list[str]:
     return [f"Not measured {' or '.join(sizes)}."] if sizes else []
 
 
-def _headline(experiment: Experiment, size: Size, results: Sequence[Result]) -> str:
+def _headline(experiment: Experiment, size: Size, results: Sequence[CellResult]) -> str:
     verdict = experiment.verdict(results)
     stale = ", but this verdict is stale: its rule was not fixed before these data" * is_stale(experiment, results)
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
@@ -113,7 +113,7 @@ def _repeat(experiment: Experiment, found: Found) -> str:
     )
 
 
-def _figure(experiment: Experiment, size: Size, results: Sequence[Result]) -> list[str]:
+def _figure(experiment: Experiment, size: Size, results: Sequence[CellResult]) -> list[str]:
     """Return a figure with its caption."""
     several = any(len(some) > 1 for some in settings(results).values())
     band = f" {experiment.spread}" if several and experiment.spread else ""
@@ -152,7 +152,7 @@ def _fresh(found: Found) -> str:
     return f"The results {' and '.join(fresh)} are from seeds that were first used after this change."
 
 
-def _section(experiment: Experiment, size: Size, results: Sequence[Result], with_figure: bool) -> str:
+def _section(experiment: Experiment, size: Size, results: Sequence[CellResult], with_figure: bool) -> str:
     verdict, remark = experiment.verdict(results), experiment.remark(results)
     stale = " (stale)" if is_stale(experiment, results) else ""
     parts = [
@@ -170,7 +170,7 @@ def _section(experiment: Experiment, size: Size, results: Sequence[Result], with
     return "\n\n".join(parts)
 
 
-def measured_on(results: Sequence[Result]) -> str:
+def measured_on(results: Sequence[CellResult]) -> str:
     """Return the number of measurements, the sum of their minutes, and the machines that they ran on."""
     machines = Counter(result.machine for result in results)
     total = f"{len(results)} measurements, {minutes_of(results):g} minutes in all"
@@ -187,7 +187,7 @@ def measured_on(results: Sequence[Result]) -> str:
     )
 
 
-def _under(experiment: Experiment, results: Sequence[Result]) -> str:
+def _under(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return under which rule results were measured, and whether that is the rule of today."""
     rules = sorted({result.rule for result in results})
     if not is_stale(experiment, results):
@@ -227,7 +227,7 @@ def _compares(verdict: Verdict) -> bool:
     return any(not math.isnan(one.p) for one in verdict.outcomes)
 
 
-def reading(experiment: Experiment, results: Sequence[Result]) -> str:
+def reading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the number of seeds, the meaning of ± and of intervals, and the unit of losses."""
     verdict = experiment.judge(results)
     if all(len(some) == 1 for some in settings(results).values()):
@@ -269,9 +269,9 @@ def _effect(verdict: Verdict) -> str:
     )
 
 
-def _seeds(results: Sequence[Result]) -> str:
+def _seeds(results: Sequence[CellResult]) -> str:
     """Return how many settings have how many seeds, and which."""
-    by_seeds: dict[tuple[int, ...], list[list[Result]]] = {}
+    by_seeds: dict[tuple[int, ...], list[list[CellResult]]] = {}
     for some in settings(results).values():
         by_seeds.setdefault(tuple(sorted(r.cell["seed"] for r in some)), []).append(some)
     told = []
@@ -284,7 +284,7 @@ def _seeds(results: Sequence[Result]) -> str:
     return ", ".join(told)
 
 
-def _in_common(some: Sequence[Result], others: Sequence[Result]) -> str:
+def _in_common(some: Sequence[CellResult], others: Sequence[CellResult]) -> str:
     """Return a value of the cells that these results share and the others lack: " (depth 2)"; nothing if none has."""
     for name in ("depth", "steps", "part", "variant"):
         mine, theirs = ({r.cell.get(name) for r in group} for group in (some, others))
@@ -293,7 +293,7 @@ def _in_common(some: Sequence[Result], others: Sequence[Result]) -> str:
     return ""
 
 
-def setup(experiment: Experiment, results: Sequence[Result]) -> str:
+def setup(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the models and data of results, and the sizes of models and training that the cells hold."""
     forms: dict[str, str] = {**SIZES, **experiment.sizes}
     told = []

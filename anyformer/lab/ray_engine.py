@@ -9,11 +9,11 @@ from typing import Any
 from anyformer import __version__
 from anyformer.config import ConfigError, Fault
 from anyformer.generation.ray_cluster import get_result, prepare_worker, ray_cluster
-from anyformer.lab.cells import Cell, Engine, Measure, Notify, Result, in_words, terminable, timed
+from anyformer.lab.cells import Cell, CellEngine, CellResult, Measure, Notify, in_words, terminable, timed
 
 
 @dataclass(frozen=True)
-class RayEngine(Engine):
+class RayEngine(CellEngine):
     """Tasks of a Ray cluster. Results come back through Ray: the workers need no access to the folder of results."""
 
     jobs: int | None = None  # measurements in parallel at most; None: as many as the cluster has room for
@@ -22,7 +22,7 @@ class RayEngine(Engine):
     gpus: float = 0.0  # GPUs of each measurement: a fraction lets several share one
     retries: int = 3  # of a measurement whose worker died
 
-    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[Result]:
+    def run(self, measure: Measure, cells: Sequence[Cell], notify: Notify) -> Iterator[CellResult]:
         with ray_cluster(self.address, (self.jobs or 1) * self.cpus) as ray, terminable():
             self._check(ray)
             options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": self.retries}
@@ -36,7 +36,7 @@ class RayEngine(Engine):
                 notify(None, list(running.values())[:slots])
                 (ready,), _ = ray.wait(list(running), num_returns=1)
                 place = in_words(running.pop(ready))
-                result: Result = get_result(ray, ready, place, "results", self.retries + 1)
+                result: CellResult = get_result(ray, ready, place, "results", self.retries + 1)
                 notify(result, list(running.values())[:slots])
                 yield result
 
@@ -59,7 +59,7 @@ class RayEngine(Engine):
                 warnings.warn("the cluster has GPUs, but no cell gets one: add --gpus 1, or a fraction", stacklevel=2)
 
 
-def _measure(measure: Measure, cell: Cell, folder: str, threads: int, version: str) -> Result:
+def _measure(measure: Measure, cell: Cell, folder: str, threads: int, version: str) -> CellResult:
     """Measure a cell in a worker."""
     prepare_worker(folder, threads, version)
     return timed(measure, cell)

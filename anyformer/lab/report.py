@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from anyformer.lab.cells import Result, key, read_results
+from anyformer.lab.cells import CellResult, key, read_results
 from anyformer.lab.compare import markdown
 from anyformer.lab.experiment import Experiment, Size, every
 from anyformer.lab.figures import save
@@ -78,7 +78,7 @@ def verdicts_of(index: Sequence[tuple[Experiment, Found]]) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
-def _rule(results: Sequence[Result]) -> str:
+def _rule(results: Sequence[CellResult]) -> str:
     """Return the rule of all results; nothing if they differ."""
     rules = {result.rule for result in results}
     return rules.pop() if len(rules) == 1 else ""
@@ -117,7 +117,7 @@ failures and surprises, [the log](../log.md). `make lab-report` generates these 
 """
 
 
-def _word(experiment: Experiment, results: Sequence[Result]) -> str:
+def _word(experiment: Experiment, results: Sequence[CellResult]) -> str:
     return experiment.verdict(results).word + (" (stale)" if is_stale(experiment, results) else "")
 
 

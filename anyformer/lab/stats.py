@@ -70,7 +70,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeanDifference:
     """A difference of two means with its 95 % interval."""
 
     mean: float
@@ -81,14 +81,14 @@ class Difference:
         return f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
 
 
-def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+def difference(a: Sequence[float], b: Sequence[float]) -> MeanDifference:
     """Return mean(a) - mean(b) with Welch's 95 % interval; NaN ends if a side has fewer than two values."""
     x, y = summary(a), summary(b)
     if x.count < 2 or y.count < 2:
-        return Difference(x.mean - y.mean, math.nan, math.nan)
+        return MeanDifference(x.mean - y.mean, math.nan, math.nan)
     error, freedom = _welch(x, y)
     half = student_t().stdtrit(freedom, 0.975) * error
-    return Difference(x.mean - y.mean, float(x.mean - y.mean - half), float(x.mean - y.mean + half))
+    return MeanDifference(x.mean - y.mean, float(x.mean - y.mean - half), float(x.mean - y.mean + half))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

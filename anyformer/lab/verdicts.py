@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from anyformer.lab.cells import Result
+from anyformer.lab.cells import CellResult
 from anyformer.lab.experiment import Experiment, Size
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
@@ -34,7 +34,7 @@ def described(experiment: Experiment, size: Size, stored: Stored | None) -> str:
     return f"{stored.word}{stale}, {stored.minutes:g} min"
 
 
-def minutes_of(results: Sequence[Result]) -> float:
+def minutes_of(results: Sequence[CellResult]) -> float:
     """Return the minutes of one process that results took."""
     total = sum(r.seconds for r in results) / 60
     return max(0.1, round(total, 1)) if total < 10 else round(total)

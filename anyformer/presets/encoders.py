@@ -25,14 +25,14 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.presets.family import GELU_TANH, POOLER, Sizes, biased, given, preset, special_ids
+from anyformer.presets.family import GELU_TANH, POOLER, Arguments, biased, given, preset, special_ids
 
 NO_HEAD = NoHead()
 CLIP_VECTORS = Embedder(pool="last", projection=512, normalize=True, learned_scale=True)
 
 
 @preset(depth=12, width=768, heads=12, vocab=30_522, length=512, dropout=0.1, head=POOLER)
-def bert(size: Sizes) -> ModelConfig:
+def bert(size: Arguments) -> ModelConfig:
     """BERT base, 109 M (Devlin et al. 2019): post-norm encoder with a tanh pooler; `head=MaskedLM()` gives logits."""
     norm = LayerNorm(eps=1e-12)
     block = size.block(size.biased(), Plain(width=size.ff, activation=Gelu()), norm=norm, placement="post")
@@ -41,7 +41,7 @@ def bert(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=12, width=768, heads=12, vocab=50_265, length=512, dropout=0.1, head=POOLER)
-def roberta(size: Sizes) -> ModelConfig:
+def roberta(size: Arguments) -> ModelConfig:
     """RoBERTa base, 125 M (Liu et al. 2019): BERT with one token type, trained longer on more text.
 
     For logits, `head=MaskedLM(transform=Transform(activation=Gelu(), norm=LayerNorm()))`: another eps than BERT's.
@@ -52,7 +52,7 @@ def roberta(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=12, width=768, heads=12, vocab=50_358, length=4096, dropout=0.1, head=POOLER)
-def bigbird(size: Sizes) -> ModelConfig:
+def bigbird(size: Arguments) -> ModelConfig:
     """BigBird base, 127 M (Zaheer et al. 2020): BERT over blocks of 64 that see neighbours, global and random ones.
 
     For logits, `head=MaskedLM(transform=Transform(activation=Gelu(approximate="tanh"), norm=LayerNorm(eps=1e-12)))`.
@@ -66,7 +66,7 @@ def bigbird(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=22, width=768, heads=12, vocab=50_368, head=NO_HEAD)
-def modernbert(size: Sizes) -> ModelConfig:
+def modernbert(size: Arguments) -> ModelConfig:
     """ModernBERT base, 149 M (Warner et al. 2024): pre-norm, rotary, GEGLU, no biases; two layers of three see 64 away.
 
     For logits, `head=MaskedLM(transform=Transform(activation=Gelu(), norm=LayerNorm(bias=False), bias=False))`.
@@ -124,7 +124,7 @@ def clip(
 
 
 @preset(depth=12, width=768, heads=12, image=224, patch=16, channels=3, head=POOLER)
-def vit(size: Sizes) -> ModelConfig:
+def vit(size: Arguments) -> ModelConfig:
     """ViT B/16, 86 M (Dosovitskiy et al. 2021): a pre-norm encoder of patches after a class token, tanh pooler."""
     norm = LayerNorm(eps=1e-12)
     block = size.block(size.biased(), Plain(width=size.ff, activation=Gelu()), norm=norm)

@@ -59,7 +59,7 @@ class Preset(Protocol):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Arguments:
     """The arguments of a preset, in the order of its signature, and the parts that they determine."""
 
     depth: int
@@ -124,23 +124,23 @@ OPTIONAL = ("kv_heads", "key_width", "ff")  # arguments of every preset whose de
 
 def preset(
     *, dropout: float = 0.0, head: Head = NEXT_TOKEN, **numbers: int
-) -> Callable[[Callable[[Sizes], ModelConfig]], Preset]:
+) -> Callable[[Callable[[Arguments], ModelConfig]], Preset]:
     """Make a preset of a function from sizes to a config; `numbers` are the defaults of its further arguments."""
     defaults: dict[str, Any] = dict.fromkeys(OPTIONAL) | numbers | {"dropout": dropout, "head": head}
-    hints = {name: hint for name, hint in get_type_hints(Sizes).items() if name in defaults}
+    hints = {name: hint for name, hint in get_type_hints(Arguments).items() if name in defaults}
     hints |= dict.fromkeys(numbers, int)
     keyword = inspect.Parameter.KEYWORD_ONLY
     arguments = [inspect.Parameter(name, keyword, default=defaults[name], annotation=hints[name]) for name in hints]
     signature = inspect.Signature(arguments, return_annotation=ModelConfig)
-    absent: dict[str, Any] = dict.fromkeys(get_type_hints(Sizes).keys() - defaults.keys(), 0)
+    absent: dict[str, Any] = dict.fromkeys(get_type_hints(Arguments).keys() - defaults.keys(), 0)
 
-    def decorate(build: Callable[[Sizes], ModelConfig]) -> Preset:
+    def decorate(build: Callable[[Arguments], ModelConfig]) -> Preset:
         def made(**given: Any) -> ModelConfig:
             try:
                 signature.bind(**given)
             except TypeError as error:
                 raise TypeError(f"{build.__name__}() {error}") from None
-            return build(Sizes(**absent, **(defaults | given)))
+            return build(Arguments(**absent, **(defaults | given)))
 
         made.__name__, made.__qualname__, made.__module__ = build.__name__, build.__qualname__, build.__module__
         made.__doc__, made.__annotations__ = build.__doc__, hints | {"return": ModelConfig}

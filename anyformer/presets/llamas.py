@@ -17,14 +17,14 @@ from anyformer.config import (
     Tokens,
     Window,
 )
-from anyformer.presets.family import GELU_TANH, NEXT_TOKEN, Sizes, given, preset, special_ids
+from anyformer.presets.family import GELU_TANH, NEXT_TOKEN, Arguments, given, preset, special_ids
 
 GEMMA_NORM = RMSNorm(eps=1e-6, offset=1.0, cast="after_scale")
 NEXT_TOKEN_CAPPED = LM(cap=30.0)
 
 
 @preset(depth=32, width=4096, heads=32, vocab=32_000)
-def llama(size: Sizes) -> ModelConfig:
+def llama(size: Arguments) -> ModelConfig:
     """Llama 2, 7 B (Touvron et al. 2023): pre-norm decoder with RMS norms, rotary, SwiGLU, no biases."""
     norm = RMSNorm(eps=1e-5)
     # of 4 d, up to a multiple of 256: three matrices weigh as two did
@@ -35,7 +35,7 @@ def llama(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=32, width=4096, heads=32, vocab=32_000)
-def mistral(size: Sizes) -> ModelConfig:
+def mistral(size: Arguments) -> ModelConfig:
     """Mistral v0.1, 7 B (Jiang et al. 2023): Llama with grouped queries and a sliding window of 4,096."""
     norm = RMSNorm(eps=1e-5)
     attention = size.grouped(4, pattern=Window(before=4095, after=0))
@@ -45,7 +45,7 @@ def mistral(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=32, width=4096, heads=32, experts=8, top_k=2, vocab=32_000)
-def mixtral(size: Sizes) -> ModelConfig:
+def mixtral(size: Arguments) -> ModelConfig:
     """Mixtral, 8x7 B (Jiang et al. 2024): Mistral without its window, in which two experts of eight read each token."""
     norm, expert = RMSNorm(eps=1e-5), Gated(width=given(size.ff, 7 * size.width // 2))
     experts = Experts(count=size.experts, top_k=size.top_k, expert=expert, balance=0.02)
@@ -54,7 +54,7 @@ def mixtral(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=28, width=1024, heads=16, key_width=128, vocab=151_936)
-def qwen3(size: Sizes) -> ModelConfig:
+def qwen3(size: Arguments) -> ModelConfig:
     """Qwen3, 0.6 B (Qwen team 2025): grouped queries, norms on queries and keys, heads wider than d / h, tied."""
     norm = RMSNorm(eps=1e-6)
     block = size.block(size.grouped(2, qk_norm=norm), Gated(width=given(size.ff, 3 * size.width)), norm=norm)
@@ -63,7 +63,7 @@ def qwen3(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=18, width=2048, heads=8, key_width=256, vocab=256_000)
-def gemma(size: Sizes) -> ModelConfig:
+def gemma(size: Arguments) -> ModelConfig:
     """Gemma 1, 2 B (Gemma team 2024): one key/value head, GEGLU, embeddings scaled by sqrt(d), tied."""
     feedforward = Gated(width=given(size.ff, 8 * size.width), activation=GELU_TANH)
     block = size.block(size.grouped(8), feedforward, norm=GEMMA_NORM)
@@ -71,7 +71,7 @@ def gemma(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=26, width=2304, heads=8, key_width=256, vocab=256_000, head=NEXT_TOKEN_CAPPED)
-def gemma2(size: Sizes) -> ModelConfig:
+def gemma2(size: Arguments) -> ModelConfig:
     """Gemma 2, 2 B (Gemma team 2024): sandwich norms, capped scores and logits, a window in every other layer."""
     full = size.grouped(2, cap=50.0)
     local = full.model_copy(update={"pattern": Window(before=4095, after=0)})
@@ -79,7 +79,7 @@ def gemma2(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=26, width=1152, heads=4, key_width=256, vocab=262_144)
-def gemma3(size: Sizes) -> ModelConfig:
+def gemma3(size: Arguments) -> ModelConfig:
     """Gemma 3, 1 B (Gemma team 2025): sandwich norms, q/k norms; five layers with a window of 512 to each full one."""
     full = size.grouped(4, qk_norm=GEMMA_NORM)
     local = full.model_copy(update={"pattern": Window(before=511, after=0), "position": Rotary(theta=1e4)})
@@ -120,11 +120,11 @@ def deepseek(
     return ModelConfig(width=width, target=tokens, decoder=stack, head=head, special=ids)
 
 
-def _sandwiched(size: Sizes, tile: tuple[Attention, ...], ff: int, position: Rotary) -> Stack:
+def _sandwiched(size: Arguments, tile: tuple[Attention, ...], ff: int, position: Rotary) -> Stack:
     feedforward = Gated(width=ff, activation=GELU_TANH)
     blocks = (size.block(attention, feedforward, norm=GEMMA_NORM, placement="sandwich") for attention in tile)
     return size.stack(*blocks, position=position, final_norm=GEMMA_NORM)
 
 
-def _gemma(size: Sizes, stack: Stack) -> ModelConfig:
+def _gemma(size: Arguments, stack: Stack) -> ModelConfig:
     return size.decoder(stack, tokens=size.tokens(scale=SqrtWidth()), special=size.ids(pad=0, bos=2, eos=1))

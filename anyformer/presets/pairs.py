@@ -28,7 +28,7 @@ from anyformer.config import (
     Unscaled,
     Xavier,
 )
-from anyformer.presets.family import NEXT_TOKEN, NEXT_TOKEN_SCALED, Sizes, given, preset, special_ids, tied
+from anyformer.presets.family import NEXT_TOKEN, NEXT_TOKEN_SCALED, Arguments, given, preset, special_ids, tied
 
 
 def vaswani(
@@ -58,7 +58,7 @@ def vaswani(
 
 
 @preset(depth=6, width=512, heads=8, key_width=64, vocab=32_128, dropout=0.1, head=NEXT_TOKEN_SCALED)
-def t5(size: Sizes) -> ModelConfig:
+def t5(size: Arguments) -> ModelConfig:
     """T5 small, 61 M (Raffel et al. 2020): pre-norm with RMS norms, no biases, relative positions, all weights tied."""
     norm = RMSNorm(eps=1e-6)
     feedforward = Plain(width=size.ff, activation=Relu(), bias=False, dropout=size.dropout)
@@ -69,7 +69,7 @@ def t5(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=6, width=768, heads=12, vocab=50_265, length=1024, dropout=0.1)
-def bart(size: Sizes) -> ModelConfig:
+def bart(size: Arguments) -> ModelConfig:
     """BART base, 139 M (Lewis et al. 2020): post-norm, learned positions, normed embeddings, all weights tied."""
     feedforward = Plain(width=size.ff, activation=Gelu(), dropout=size.dropout)
     block = size.block(size.biased(), feedforward, placement="post")
@@ -79,7 +79,7 @@ def bart(size: Sizes) -> ModelConfig:
 
 
 @preset(depth=4, width=384, heads=6, vocab=51_865, mels=80, length=448)
-def whisper(size: Sizes) -> ModelConfig:
+def whisper(size: Arguments) -> ModelConfig:
     """Whisper tiny, 37 M (Radford et al. 2022): an encoder of log-mel frames and a decoder of text, pre-norm.
 
     Keys have a bias here and none as published: it is without effect, and left out in an export.

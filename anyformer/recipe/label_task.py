@@ -154,9 +154,9 @@ class Embed(OneOutput):
         yield from super().model_faults(model)
 
     def build(self, tokenizer: "TextTokenizer", source_tokenizer: "TextTokenizer | None" = None) -> "BuiltTask":
-        from anyformer.tasks.embed import Embedding
+        from anyformer.tasks.embed import EmbedTask
 
-        return Embedding(self, tokenizer)
+        return EmbedTask(self, tokenizer)
 
 
 class Tag(Task):
@@ -193,9 +193,9 @@ class Tag(Task):
         return self.model_copy(update=tags_of(self, train.columns["tags"]))
 
     def build(self, tokenizer: "TextTokenizer", source_tokenizer: "TextTokenizer | None" = None) -> "BuiltTask":
-        from anyformer.tasks.tag import Tagging
+        from anyformer.tasks.tag import TagTask
 
-        return Tagging(self, tokenizer)
+        return TagTask(self, tokenizer)
 
 
 class QuestionAnswering(OneOutput):

@@ -151,7 +151,7 @@ class Muon(Optimizer):
     weight_decay: Decay = 0.1
 
     def build(self, weights: "TrainedWeights") -> "TorchOptimizer":
-        from anyformer.training.muon import Muon
+        from anyformer.training.muon import MuonOptimizer
 
         layouts = weights.layouts
         groups = weights.groups(self.weight_decay, kind=lambda p: p in layouts)
@@ -159,7 +159,7 @@ class Muon(Optimizer):
             is_hidden = group["params"][0] in layouts
             group["momentum"] = self.momentum if is_hidden else None
             group["lr_scale"] *= 1.0 if is_hidden else (self.adam_lr or self.lr) / self.lr
-        return Muon(groups, layouts, lr=self.lr, betas=self.betas, eps=self.eps, fused=weights.fused)
+        return MuonOptimizer(groups, layouts, lr=self.lr, betas=self.betas, eps=self.eps, fused=weights.fused)
 
     def state(self, weights: WeightCounts) -> int:
         return 2 * weights.values - weights.hidden_values

@@ -12,7 +12,7 @@ from anyformer.recipe.source import EPISODES, PAIR, PREFERRED, Length, Root, Sin
 
 if TYPE_CHECKING:
     from anyformer.data.readers import Rows
-    from anyformer.data.synthetic import Pair, Pool
+    from anyformer.data.synthetic import SyntheticPair, SyntheticPool
 
 
 class Synthetic(SingleSource):
@@ -22,18 +22,18 @@ class Synthetic(SingleSource):
     gives: ClassVar[tuple[tuple[str, ...], ...]] = (PAIR,)
 
     @abstractmethod
-    def pools(self) -> "Iterator[Pool]":
+    def pools(self) -> "Iterator[SyntheticPool]":
         """Yield the pools."""
 
     def least(self) -> int:
         """Return how many characters a row has at least, or fewer."""
         return 0
 
-    def keeps(self, row: "Pair") -> bool:
+    def keeps(self, row: "SyntheticPair") -> bool:
         """Return whether a row may be used."""
         return True
 
-    def columns(self, rows: "Sequence[Pair]") -> dict[str, list[str]]:
+    def columns(self, rows: "Sequence[SyntheticPair]") -> dict[str, list[str]]:
         """Return the columns of some rows."""
         return {"source": [row.source for row in rows], "target": [row.target for row in rows]}
 
@@ -65,7 +65,7 @@ class Digits(Ranged):
     def answer(self, digits: str) -> Iterable[str]:
         """Return the digits of the answer."""
 
-    def pools(self) -> "Iterator[Pool]":
+    def pools(self) -> "Iterator[SyntheticPool]":
         from anyformer.data.synthetic import digits
 
         return digits(self.shortest, self.longest, self.answer)
@@ -107,10 +107,10 @@ class PreferSorted(Digits):
     def answer(self, digits: str) -> Iterable[str]:
         return sorted(digits)
 
-    def keeps(self, row: "Pair") -> bool:
+    def keeps(self, row: "SyntheticPair") -> bool:
         return row.target != row.source[::-1]  # two equal answers
 
-    def columns(self, rows: "Sequence[Pair]") -> dict[str, list[str]]:
+    def columns(self, rows: "Sequence[SyntheticPair]") -> dict[str, list[str]]:
         return {**super().columns(rows), "rejected": [row.source[::-1] for row in rows]}
 
     def faults(self, task: str, columns: tuple[str, ...]) -> Iterator[Fault]:
@@ -125,7 +125,7 @@ class WrittenDates(Synthetic):
 
     kind: Literal["dates"] = "dates"
 
-    def pools(self) -> "Iterator[Pool]":
+    def pools(self) -> "Iterator[SyntheticPool]":
         from anyformer.data.synthetic import dates
 
         return dates()
@@ -137,7 +137,7 @@ class Additions(Synthetic):
     kind: Literal["addition"] = "addition"
     digits: Annotated[int, Field(strict=True, ge=1, le=100)] = 3  # most digits of a number
 
-    def pools(self) -> "Iterator[Pool]":
+    def pools(self) -> "Iterator[SyntheticPool]":
         from anyformer.data.synthetic import additions
 
         return additions(self.digits)
@@ -155,7 +155,7 @@ class PassKeys(Ranged):
     longest: Length = 480  # most words around the number
     digits: Annotated[int, Field(strict=True, ge=3, le=9)] = 3  # digits of the number
 
-    def pools(self) -> "Iterator[Pool]":
+    def pools(self) -> "Iterator[SyntheticPool]":
         from anyformer.data.synthetic import pass_keys
 
         return pass_keys(self.digits, range(self.shortest, self.longest + 1))

@@ -120,7 +120,7 @@ class Run:
         *,
         window: int | None = None,
         stride: int | None = None,
-    ) -> list[scoring.Score]:
+    ) -> list[scoring.TextScore]:
         """Return the log-probability of each text, or of an answer to each; see `tasks/scoring.py` for windows."""
         check_media(self.task, texts)
         return scoring.score(self.writer(), self.model, texts, answers, window=window, stride=stride)

@@ -63,7 +63,7 @@ class EncodedEpisode(NamedTuple):
         return cls(np.array(mission, dtype=np.int32), np.array(ids, dtype=np.int32), bounds, action_size)
 
 
-class Window(NamedTuple):
+class EpisodeWindow(NamedTuple):
     """A row of training: some steps of an episode after its instruction."""
 
     ids: np.ndarray
@@ -178,7 +178,7 @@ class ActionPrediction(TokenTask):
             return [bins.centre(i) for i in indices]
         return indices[0]
 
-    def windows(self, episode: EncodedEpisode) -> Iterator[Window]:
+    def windows(self, episode: EncodedEpisode) -> Iterator[EpisodeWindow]:
         """Yield the rows of an episode; each action has a label in one of them."""
         mission, ids, bounds, action_size = episode
         unlabelled = np.full(len(mission), IGNORE, dtype=np.int32)
@@ -190,7 +190,7 @@ class ActionPrediction(TokenTask):
             labels = actions[bounds[start] : bounds[stop]].copy()
             labels[: bounds[labelled] - bounds[start]] = IGNORE
             row = np.concatenate((mission, ids[bounds[start] : bounds[stop]]))
-            yield Window(row[:-1], np.concatenate((unlabelled, labels))[1:])
+            yield EpisodeWindow(row[:-1], np.concatenate((unlabelled, labels))[1:])
 
     # -- the protocol of tasks ----------------------------------------------------------------------------------------
 

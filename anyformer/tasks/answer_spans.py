@@ -9,7 +9,7 @@ from torch import Tensor
 CANDIDATES = 20  # first tokens and last tokens of a window that are combined to spans
 
 
-class Token(NamedTuple):
+class TextToken(NamedTuple):
     """A token of a text, and the characters that it is."""
 
     id: int
@@ -17,7 +17,7 @@ class Token(NamedTuple):
     end: int
 
 
-class Window(NamedTuple):
+class QuestionWindow(NamedTuple):
     """A part of a text that is read in one row with the question."""
 
     first: int  # its first token in the text
@@ -25,7 +25,7 @@ class Window(NamedTuple):
     offset: int  # its first token in the row
 
 
-class Answer(NamedTuple):
+class SpanAnswer(NamedTuple):
     """A span of a text. The empty answer is of no characters."""
 
     text: str
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     probability: float = 0.0  # among the listed answers
 
 
-def windows(length: int, before: int, after: int, limit: int, overlap: int) -> list[Window]:
+def windows(length: int, before: int, after: int, limit: int, overlap: int) -> list[QuestionWindow]:
     """Return the windows over a text of `length` tokens, with `before` and `after` other tokens in each row.
 
     Rows have at most `limit` tokens. Two consecutive windows share `overlap` tokens, at most half of a window.
@@ -44,16 +44,16 @@ def windows(length: int, before: int, after: int, limit: int, overlap: int) -> l
     assert size > 0, "checked for each row"
     step = size - min(overlap, size // 2)
     starts = range(0, max(1, length - size + step), step)
-    return [Window(first, min(size, length - first), before) for first in starts]
+    return [QuestionWindow(first, min(size, length - first), before) for first in starts]
 
 
 def best_answers(
     text: str,
-    tokens: Sequence[Token],
-    parts: Sequence[tuple[Window, Tensor]],
+    tokens: Sequence[TextToken],
+    parts: Sequence[tuple[QuestionWindow, Tensor]],
     longest: int,
     count: int,
-) -> list[Answer]:
+) -> list[SpanAnswer]:
     """Return up to `count` answers in descending order, from the logits [t, 2] of all windows of a text.
 
     A span begins at one of the most probable first tokens, ends at one of the most probable last tokens, has at most
@@ -74,16 +74,16 @@ def best_answers(
             span = (window.first + first, window.first + first)
             found[span] = max(values[first][0] + values[first][1], found.get(span, -math.inf))
     ranked = sorted(found.items(), key=lambda item: -item[1])
-    answers: dict[tuple[int, int], Answer] = {}
+    answers: dict[tuple[int, int], SpanAnswer] = {}
     for (first, last), score in ranked:
         start, end = trimmed(text, tokens[first].start, tokens[last].end)
-        answers.setdefault((start, end), Answer(text[start:end], start, end, score))
+        answers.setdefault((start, end), SpanAnswer(text[start:end], start, end, score))
         if len(answers) == count:
             break
     return list(answers.values())
 
 
-def with_probabilities(answers: Sequence[Answer]) -> list[Answer]:
+def with_probabilities(answers: Sequence[SpanAnswer]) -> list[SpanAnswer]:
     """Return answers with the softmax of their scores."""
     top = max(answer.score for answer in answers)
     weights = [math.exp(answer.score - top) for answer in answers]
@@ -99,7 +99,7 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def token_bounds(tokens: Sequence[Token], start: int, end: int) -> tuple[int, int] | None:
+def token_bounds(tokens: Sequence[TextToken], start: int, end: int) -> tuple[int, int] | None:
     """Return the first and last token that overlap characters from `start` to `end`; None if there are none."""
     inside = [i for i, token in enumerate(tokens) if token.end > start and token.start < end]
     return (inside[0], inside[-1]) if inside else None

@@ -17,7 +17,7 @@ from anyformer.tasks.sequence_level import Encoded, SequenceLevelTask, as_json, 
 MAX_QUERIES = 1024  # texts that are compared with all others at once
 
 
-class Embedding(SequenceLevelTask):
+class EmbedTask(SequenceLevelTask):
     """InfoNCE: -log softmax_j(cos(a_i, b_j) / temperature)_i, and the same from b to a.
 
     Where a text occurs in several pairs, its other pairs are not negatives: they are masked.

@@ -36,7 +36,7 @@ from anyformer.tasks.seq2seq import SequenceToSequence
 FROM_MODEL = Sampling(temperature=1.0)  # the model's own distribution, which the ratio refers to
 
 
-class Prompt(NamedTuple):
+class RewardedPrompt(NamedTuple):
     """A source to answer."""
 
     ids: list[int]  # up to the token before the answer
@@ -97,12 +97,12 @@ class RewardedAnswers(SequenceToSequence):
             log_p = token_log_probabilities(call(model, batch, packed=False), batch.labels)
         return batch._replace(sampled=batch.sampled._replace(log_p=log_p))
 
-    def _prompts(self, batch: Batch, ends: Sequence[int]) -> list[Prompt]:
+    def _prompts(self, batch: Batch, ends: Sequence[int]) -> list[RewardedPrompt]:
         prompts = []
         for ids, labels, number in zip(batch.ids.tolist(), batch.labels.tolist(), batch.examples, strict=True):
             first = next(i for i, label in enumerate(labels) if label != IGNORE)
             target = before_end([label for label in labels if label != IGNORE], ends)
-            prompts.append(Prompt(ids[: first + 1], self.tokenizer.decode(target), number))
+            prompts.append(RewardedPrompt(ids[: first + 1], self.tokenizer.decode(target), number))
         return prompts
 
     def _ends(self, model: Transformer) -> list[int]:

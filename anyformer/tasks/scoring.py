@@ -15,7 +15,7 @@ from anyformer.tasks.generation import Writer
 
 
 @dataclass(frozen=True)
-class Score:
+class TextScore:
     """The log-probabilities of a text."""
 
     ids: tuple[int, ...]  # that were scored
@@ -39,7 +39,7 @@ def score(
     *,
     window: int | None = None,
     stride: int | None = None,
-) -> list[Score]:
+) -> list[TextScore]:
     """Score each text's tokens after its first, or an answer to each text.
 
     With a `window` a decoder reads long texts in windows of that many tokens, `stride` apart.
@@ -69,7 +69,7 @@ def score(
     scores = []
     for piece, each in zip(pieces, found, strict=True):
         asked = [(id, value) for id, value in zip(piece.labels, each.tolist(), strict=True) if id != IGNORE]
-        scores.append(Score(tuple(id for id, _ in asked), tuple(value for _, value in asked)))
+        scores.append(TextScore(tuple(id for id, _ in asked), tuple(value for _, value in asked)))
     return scores
 
 

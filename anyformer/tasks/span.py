@@ -23,9 +23,9 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, Padded, QuestionAnswering
 from anyformer.tasks.answer_spans import (
     CANDIDATES,
-    Answer,
-    Token,
-    Window,
+    QuestionWindow,
+    SpanAnswer,
+    TextToken,
     best_answers,
     token_bounds,
     windows,
@@ -35,12 +35,12 @@ from anyformer.tasks.base import Metrics, Progress, Task, bad_row_notes
 from anyformer.tasks.sequence_level import Frame, for_shape, read_rows, refuse_decoding_options
 
 
-class Question(NamedTuple):
+class TextQuestion(NamedTuple):
     """A question with its text, in tokens, and the answers: each with its first character."""
 
     question: list[int]
     text: str
-    tokens: list[Token]
+    tokens: list[TextToken]
     answers: list[tuple[str, int]]
 
 
@@ -72,15 +72,15 @@ class SpanAnswering(Task):
         faults = (self._row_fault(question, config, batches) for question in self._questions(rows))
         return rows.without({i: why for i, why in enumerate(faults) if why})
 
-    def _questions(self, rows: Rows) -> list[Question]:
+    def _questions(self, rows: Rows) -> list[TextQuestion]:
         ids, tokens = rows.encoded("text", self.tokenizer.encode_batch), rows.encoded("pair", self._encode_texts)
         answers = [[(text, start) for text, start in json.loads(cell)] for cell in rows.columns["answers"]]
-        return [Question(*row) for row in zip(ids, rows.columns["pair"], tokens, answers, strict=True)]
+        return [TextQuestion(*row) for row in zip(ids, rows.columns["pair"], tokens, answers, strict=True)]
 
-    def _encode_texts(self, texts: Sequence[str]) -> list[list[Token]]:
-        return [[Token(*token) for token in self.tokenizer.encode_with_offsets(text)] for text in texts]
+    def _encode_texts(self, texts: Sequence[str]) -> list[list[TextToken]]:
+        return [[TextToken(*token) for token in self.tokenizer.encode_with_offsets(text)] for text in texts]
 
-    def _row_fault(self, one: Question, config: ModelConfig, batches: Batches | None) -> str:
+    def _row_fault(self, one: TextQuestion, config: ModelConfig, batches: Batches | None) -> str:
         """Return why a question cannot be read; empty if it can."""
         if not one.question or not one.tokens:
             return f"the {'text' if one.question else 'question'} has no tokens"
@@ -97,12 +97,12 @@ class SpanAnswering(Task):
         ends = [limit for stack in config.stacks.values() for limit, _ in stack.ends]
         return min([self.spec.window, *ends, *([batches.tokens] if isinstance(batches, Padded) else [])])
 
-    def _windows(self, one: Question, config: ModelConfig, batches: Batches | None = None) -> list[Window]:
+    def _windows(self, one: TextQuestion, config: ModelConfig, batches: Batches | None = None) -> list[QuestionWindow]:
         before = len(self.frame.before) + len(one.question) + len(self.frame.between)
         limit = self._limit(config, batches)
         return windows(len(one.tokens), before, len(self.frame.after), limit, self.spec.overlap)
 
-    def _example(self, one: Question, window: Window, config: ModelConfig) -> Example:
+    def _example(self, one: TextQuestion, window: QuestionWindow, config: ModelConfig) -> Example:
         """Return the row of a window, with the indices of the first and last token of its answer."""
         text = [token.id for token in one.tokens[window.first : window.first + window.size]]
         inputs = config.last_input
@@ -111,7 +111,7 @@ class SpanAnswering(Task):
         labels = self._bounds(one, window)
         return for_shape(Example(self.frame.row(one.question, text), labels, types=types), config)
 
-    def _bounds(self, one: Question, window: Window) -> list[int]:
+    def _bounds(self, one: TextQuestion, window: QuestionWindow) -> list[int]:
         """Return the indices of the first answer in a row; 0 if it is not in this window."""
         answer = next(iter(one.answers), None)
         found = answer and token_bounds(one.tokens, answer[1], answer[1] + len(answer[0]))
@@ -182,7 +182,7 @@ class SpanAnswering(Task):
             progress(len(texts) - len(numbers))
         return out
 
-    def answers(self, model: Transformer, question: str, text: str) -> list[Answer]:
+    def answers(self, model: Transformer, question: str, text: str) -> list[SpanAnswer]:
         """Return the best answers to one question, in descending order."""
         every = self._split([f"{question}\t{text}"])
         self._check(every, model.config)
@@ -191,7 +191,7 @@ class SpanAnswering(Task):
         ((_, parts),) = self._read(model, [one])
         return self._choose(one, parts)
 
-    def _split(self, texts: Sequence[str]) -> list[Question | None]:
+    def _split(self, texts: Sequence[str]) -> list[TextQuestion | None]:
         """Return the questions and texts of lines; None for blank ones."""
         cells = [text.split("\t", 1) if text.strip() else ["", ""] for text in texts]
         wrong = (i for i, cell in enumerate(cells, 1) if any(cell) and (len(cell) < 2 or not all(map(str.strip, cell))))
@@ -202,9 +202,9 @@ class SpanAnswering(Task):
             self._encode_texts([t for _, t in cells]),
         )
         rows = zip(cells, questions, tokens, strict=True)
-        return [Question(ids, cell[1], found, []) if ids and found else None for cell, ids, found in rows]
+        return [TextQuestion(ids, cell[1], found, []) if ids and found else None for cell, ids, found in rows]
 
-    def _check(self, every: Sequence[Question | None], config: ModelConfig) -> None:
+    def _check(self, every: Sequence[TextQuestion | None], config: ModelConfig) -> None:
         """Raise a `ConfigError` that names the questions which leave no space for a text."""
         limit = self._limit(config)
         long = [i for i, one in enumerate(every, 1) if one and len(self.frame.row(one.question, [])) >= limit]
@@ -213,15 +213,15 @@ class SpanAnswering(Task):
             raise ConfigError([Fault(f"text {i}", what) for i in long])
 
     def _read(
-        self, model: Transformer, every: Sequence[Question], progress: Progress | None = None
-    ) -> Iterator[tuple[int, list[tuple[Window, Tensor]]]]:
+        self, model: Transformer, every: Sequence[TextQuestion], progress: Progress | None = None
+    ) -> Iterator[tuple[int, list[tuple[QuestionWindow, Tensor]]]]:
         """Yield the number of each question, its windows, and their logits [t, 2]."""
         rows = [(i, window) for i, one in enumerate(every) for window in self._windows(one, model.config)]
         examples = [self._example(every[i], window, model.config) for i, window in rows]
         missing = [0] * len(every)
         for i, _ in rows:
             missing[i] += 1
-        parts: dict[int, list[tuple[Window, Tensor]]] = {i: [] for i in range(len(every))}
+        parts: dict[int, list[tuple[QuestionWindow, Tensor]]] = {i: [] for i in range(len(every))}
         for n, logits in read_rows(model, examples, self.tokenizer):
             i, window = rows[n]
             parts[i].append((window, logits[: len(examples[n].ids)]))
@@ -231,7 +231,7 @@ class SpanAnswering(Task):
                 if progress:
                     progress(1)
 
-    def _choose(self, one: Question, parts: Sequence[tuple[Window, Tensor]]) -> list[Answer]:
+    def _choose(self, one: TextQuestion, parts: Sequence[tuple[QuestionWindow, Tensor]]) -> list[SpanAnswer]:
         """Return the best answers, with probabilities.
 
         With `unanswerable`, the empty answer has the least score of the first token over all windows, and is the first
@@ -242,17 +242,17 @@ class SpanAnswering(Task):
             score = min(float(logits[0].sum()) for _, logits in parts)
             at = next((i for i, a in enumerate(found) if score > a.score), len(found))
             at = 0 if score - found[0].score > self.spec.threshold else max(1, at)
-            found.insert(at, Answer("", 0, 0, score))
+            found.insert(at, SpanAnswer("", 0, 0, score))
         return with_probabilities(found)
 
 
-def _as_line(answer: Answer, scores: bool) -> str:
+def _as_line(answer: SpanAnswer, scores: bool) -> str:
     """Return an answer as one line."""
     text = " ".join(answer.text.split("\n"))
     return f"{text}\t{answer.probability:.4f}" if scores else text
 
 
-def _as_json(answers: Sequence[Answer]) -> str:
+def _as_json(answers: Sequence[SpanAnswer]) -> str:
     kept = ({**a._asdict(), "score": round(a.score, 4), "probability": round(a.probability, 6)} for a in answers)
     return json.dumps(list(kept), ensure_ascii=False)
 

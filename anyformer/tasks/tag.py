@@ -41,7 +41,7 @@ IOB = re.compile("O|[BI]-.+")
 SPANS = re.compile("O|[BIES]-.+")  # also schemes that mark the ends of spans
 
 
-class Tagging(Task):
+class TagTask(Task):
     """Tagging by a softmax for each word, or by a CRF over all words of a sentence."""
 
     spec: Tag

@@ -18,7 +18,7 @@ import torch
 
 from anyformer.kernels.hardware import measure_flops, stated_flops, usable_cores
 from anyformer.nn.transforms.substitute import explain as explain_modules
-from anyformer.training.machine import Choice, choose_execution, find_compiler
+from anyformer.training.machine import ReasonedChoice, choose_execution, find_compiler
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "rich", "tomli-w")
 # those of users: `docs` and `dev` are for work on anyformer itself
@@ -62,7 +62,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     machine: Machine
     python: str
     versions: Mapping[str, str | None]  # of the core packages; None: missing
@@ -74,10 +74,10 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Report:
-    facts: Facts
-    choices: Mapping[str, Choice]
-    attention: Mapping[str, Choice] = field(default_factory=dict)  # kernels of a GPT-2-sized layer, by use
+class DoctorReport:
+    facts: MachineFacts
+    choices: Mapping[str, ReasonedChoice]
+    attention: Mapping[str, ReasonedChoice] = field(default_factory=dict)  # kernels of a GPT-2-sized layer, by use
     modules: Mapping[str, str] = field(default_factory=dict)  # the faster classes of plain modules, or why not
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,14 +90,16 @@ class Report:
 # -- choices --------------------------------------------------------------------------------------------------------
 
 
-def choose_attention(kernels: Mapping[str, str | None]) -> Choice:
+def choose_attention(kernels: Mapping[str, str | None]) -> ReasonedChoice:
     fused = [name.removeprefix("sdpa: ") for name, fault in kernels.items() if name.startswith("sdpa: ") and not fault]
     if kernels.get("sdpa", "missing"):
-        return Choice("eager", f"sdpa fails: {kernels.get('sdpa', 'missing')}")
-    return Choice("sdpa", f"fused kernels: {', '.join(fused)}" if fused else "one fused kernel, equal to eager here")
+        return ReasonedChoice("eager", f"sdpa fails: {kernels.get('sdpa', 'missing')}")
+    return ReasonedChoice(
+        "sdpa", f"fused kernels: {', '.join(fused)}" if fused else "one fused kernel, equal to eager here"
+    )
 
 
-def choose(facts: Facts) -> dict[str, Choice]:
+def choose(facts: MachineFacts) -> dict[str, ReasonedChoice]:
     """Return the choices on this machine for a recipe that leaves them to anyformer, with batches of one shape."""
     chosen = choose_execution()
     return {
@@ -111,17 +113,17 @@ def choose(facts: Facts) -> dict[str, Choice]:
 # -- probing --------------------------------------------------------------------------------------------------------
 
 
-def doctor() -> Report:
+def doctor() -> DoctorReport:
     """Return the report of this machine; it takes about a second."""
     facts = probe()
     choices = choose(facts)
     device, precision = choices["device"].value, choices["precision"].value
     trains = precision != "fp32" and choices["compile"].value == "on"
     modules = explain_modules(device.partition(":")[0], "training" if trains else None)
-    return Report(facts, choices, attention_kernels(device, precision), modules)
+    return DoctorReport(facts, choices, attention_kernels(device, precision), modules)
 
 
-def attention_kernels(device: str, precision: str) -> dict[str, Choice]:
+def attention_kernels(device: str, precision: str) -> dict[str, ReasonedChoice]:
     """Return the kernel of a GPT-2-sized attention layer in training, prefill and decoding, and the reason."""
     from anyformer.attention.explain import explain
     from anyformer.config import Attention, Causal
@@ -130,14 +132,16 @@ def attention_kernels(device: str, precision: str) -> dict[str, Choice]:
     spec, dtype = Attention(heads=12), {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     uses = {"training": (8, 1024, 0), "prefill": (1, 512, 1024), "decoding": (1, 1, 1024)}  # batch, new tokens, cache
     return {
-        use: Choice(*explain(spec, 768, Causal(), Runtime(device.partition(":")[0], dtype, use == "training"), *sizes))
+        use: ReasonedChoice(
+            *explain(spec, 768, Causal(), Runtime(device.partition(":")[0], dtype, use == "training"), *sizes)
+        )
         for use, sizes in uses.items()
     }
 
 
-def probe() -> Facts:
+def probe() -> MachineFacts:
     devices = _devices()
-    return Facts(
+    return MachineFacts(
         machine=_machine(),
         python=platform.python_version(),
         versions={name: _version(name) for name in CORE},
@@ -245,7 +249,7 @@ def _kernels(device: str) -> dict[str, str | None]:
 # -- rendering ------------------------------------------------------------------------------------------------------
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: DoctorReport) -> list[str]:
     facts, machine = report.facts, report.facts.machine
     sections: dict[str, dict[str, str]] = {
         "machine": {

@@ -19,7 +19,7 @@ COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReasonedChoice:
     value: str
     reason: str
 
@@ -28,9 +28,9 @@ class Choice:
 class Execution:
     """Where and how the steps of a training run are computed."""
 
-    device: Choice
-    precision: Choice  # fp32, bf16, fp16 or fp8
-    compile: Choice  # on or off
+    device: ReasonedChoice
+    precision: ReasonedChoice  # fp32, bf16, fp16 or fp8
+    compile: ReasonedChoice  # on or off
 
 
 def choose_execution(precision: str = "auto", compile: str = "auto", *, shapes: int = 1) -> Execution:
@@ -41,15 +41,15 @@ def choose_execution(precision: str = "auto", compile: str = "auto", *, shapes: 
     return Execution(device, choose_precision(precision, where), compiled)
 
 
-def choose_device() -> Choice:
+def choose_device() -> ReasonedChoice:
     """Return "cuda" where torch can use a CUDA GPU, else "cpu"."""
     name = default_device()
     if name == "cuda":
-        return Choice(name, torch.cuda.get_device_name())
-    return Choice(name, "torch can use no CUDA GPU, and training uses no other accelerator")
+        return ReasonedChoice(name, torch.cuda.get_device_name())
+    return ReasonedChoice(name, "torch can use no CUDA GPU, and training uses no other accelerator")
 
 
-def choose_precision(setting: str, device: torch.device) -> Choice:
+def choose_precision(setting: str, device: torch.device) -> ReasonedChoice:
     """Return the precision of `train.precision`: for "auto", bf16 on a GPU with units for it, else fp32.
 
     fp16 is never automatic: its range is smaller than that of fp32, so it needs loss scaling.
@@ -61,15 +61,15 @@ def choose_precision(setting: str, device: torch.device) -> Choice:
         )
         raise ConfigError([Fault("train.precision", f"= 'fp8': {what}")])
     if setting != "auto":
-        return Choice(setting, "train.precision")
+        return ReasonedChoice(setting, "train.precision")
     if device.type != "cuda":
-        return Choice("fp32", "on a CPU; set train.precision = 'bf16' if its matmuls are faster")
+        return ReasonedChoice("fp32", "on a CPU; set train.precision = 'bf16' if its matmuls are faster")
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        return Choice("bf16", "the GPU has units for it")
-    return Choice("fp32", "the GPU has no units for bf16")
+        return ReasonedChoice("bf16", "the GPU has units for it")
+    return ReasonedChoice("fp32", "the GPU has no units for bf16")
 
 
-def choose_compile(setting: str, device: torch.device, shapes: int, fault: str | None) -> Choice:
+def choose_compile(setting: str, device: torch.device, shapes: int, fault: str | None) -> ReasonedChoice:
     """Return whether a step is compiled, "on" or "off", by `train.compile`.
 
     Args:
@@ -79,14 +79,14 @@ def choose_compile(setting: str, device: torch.device, shapes: int, fault: str |
         fault: why torch.compile cannot run here (`compiler_fault`); None if it can.
     """
     if setting != "auto":
-        return Choice(setting, "train.compile")
+        return ReasonedChoice(setting, "train.compile")
     if device.type != "cuda":
-        return Choice("off", f"on {device.type} compilation takes tens of seconds and gains little")
+        return ReasonedChoice("off", f"on {device.type} compilation takes tens of seconds and gains little")
     if shapes > 1:
-        return Choice("off", f"batches have {shapes:,} shapes, and each would be compiled")
+        return ReasonedChoice("off", f"batches have {shapes:,} shapes, and each would be compiled")
     if fault is not None:
-        return Choice("off", fault)
-    return Choice("on", "for batches of one shape (crops, ordered, packed), but not for padded ones of many")
+        return ReasonedChoice("off", fault)
+    return ReasonedChoice("on", "for batches of one shape (crops, ordered, packed), but not for padded ones of many")
 
 
 def advise_if_busy(device: torch.device, threads: int, console: Console) -> None:

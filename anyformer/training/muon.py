@@ -46,7 +46,7 @@ class MatrixLayout(NamedTuple):
     order: Tensor | None = None  # of a fused weight that is split among processes: row i is row order[i] of the layer
 
 
-class Muon(torch.optim.AdamW):
+class MuonOptimizer(torch.optim.AdamW):
     """AdamW, except for parameter groups with a `momentum`: their weights have a `MatrixLayout`."""
 
     def __init__(self, groups: list[dict[str, Any]], layouts: Mapping[Tensor, MatrixLayout], **options: Any):

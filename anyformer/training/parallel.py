@@ -35,7 +35,7 @@ from anyformer.nn.aux_outputs import Reduce, identity
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Processes
 from anyformer.training.ranks.collectives import mesh_of
-from anyformer.training.ranks.mesh import Axis, ProcessMesh, build_mesh
+from anyformer.training.ranks.mesh import MeshAxis, ProcessMesh, build_mesh
 from anyformer.training.ranks.tensor import split_model
 
 T = TypeVar("T")
@@ -61,24 +61,24 @@ class Ranks:
         return replace(self, mesh=build_mesh(spec, self.rank, self.size, device_type))
 
     @property
-    def data(self) -> Axis:
+    def data(self) -> MeshAxis:
         """This process among those that read different examples."""
-        return Axis(self.rank, self.size) if self.mesh is None else self.mesh.data
+        return MeshAxis(self.rank, self.size) if self.mesh is None else self.mesh.data
 
     @property
-    def context(self) -> Axis:
+    def context(self) -> MeshAxis:
         """This process among those that read different tokens of the same examples."""
-        return Axis() if self.mesh is None else self.mesh.context
+        return MeshAxis() if self.mesh is None else self.mesh.context
 
     @property
-    def tensor(self) -> Axis:
+    def tensor(self) -> MeshAxis:
         """This process among those that read the same tokens with different parts of the weights."""
-        return Axis() if self.mesh is None else self.mesh.tensor
+        return MeshAxis() if self.mesh is None else self.mesh.tensor
 
     @property
-    def shares(self) -> Axis:
+    def shares(self) -> MeshAxis:
         """This process among those whose losses and gradients add up: along data and context."""
-        return Axis(self.rank, self.size) if self.mesh is None else self.mesh.shares
+        return MeshAxis(self.rank, self.size) if self.mesh is None else self.mesh.shares
 
     @property
     def is_first(self) -> bool:

@@ -42,7 +42,7 @@ LINE_WIDTH = 100  # of an example
 
 
 @dataclass(frozen=True)
-class Memory:
+class StepMemory:
     """Bytes of a training step. Activations are those of `count`; all others are measured in this process."""
 
     weights: int
@@ -72,7 +72,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Facts of a training run before it starts."""
 
     recipe: Recipe
@@ -90,7 +90,7 @@ class Plan:
     batch_tokens: float  # without padding
     padding: float  # share of all positions
     epochs: float
-    memory: Memory
+    memory: StepMemory
     snapshots: int  # number of steps whose weights are kept for `explore`
     seconds: float  # per step
     tokens_per_second: float  # without padding; with the tokens of sampled answers
@@ -102,7 +102,9 @@ class Plan:
         return "\n".join(_lines(self))
 
 
-def plan(recipe: Recipe, console: Console | None = None, fit: Callable[[Lengths], Recipe] | None = None) -> Plan:
+def plan(
+    recipe: Recipe, console: Console | None = None, fit: Callable[[Lengths], Recipe] | None = None
+) -> TrainingPlan:
     """Read the data, build tokenizer and model, and take a few steps; nothing is written but compiled code.
 
     `fit` returns the recipe that is measured, with other batches, model and training, by the lengths of examples.
@@ -133,7 +135,7 @@ def _lengths(recipe: Recipe, task: Task, rows: Rows) -> Lengths:
     return Lengths(len(loader.ids), len(loader.ids))
 
 
-def _measure(job: Job, train: Rows) -> Plan:
+def _measure(job: Job, train: Rows) -> TrainingPlan:
     batches = list(itertools.islice(_batches(job), SAMPLED_BATCHES))
     largest = max(batches, key=lambda batch: batch.slots)
     table = _count(job, largest)
@@ -148,7 +150,7 @@ def _measure(job: Job, train: Rows) -> Plan:
     steps = spec.steps if spec.minutes is None else max(1, round(60 * spec.minutes / seconds))
     epoch_tokens, epochs = _epochs(job, steps)
     sides = _sides(job.task)
-    return Plan(
+    return TrainingPlan(
         recipe=job.recipe,
         device=torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
         precision=job.precision,
@@ -261,13 +263,13 @@ def _count(job: Job, batch: Batch) -> Table:
     return count(job.model.config, length, batch=rows, source_length=source, bytes_per_value=value)
 
 
-def _memory(job: Job, table: Table, batch: Batch) -> Memory:
+def _memory(job: Job, table: Table, batch: Batch) -> StepMemory:
     weights = sum(p.nbytes for p in job.model.parameters())
     states = (x for values in job.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
     activations = table.activation_bytes
     if job.recipe.train.checkpoint_activations:
         activations = _checkpointed_bytes(job, table, batch)
-    return Memory(
+    return StepMemory(
         weights=weights,
         gradients=sum(p.nbytes for p in job.model.parameters() if p.requires_grad),
         optimizer=sum(x.nbytes for x in states),
@@ -298,7 +300,7 @@ def _checkpointed_bytes(job: Job, table: Table, batch: Batch) -> int:
 # -- rendering --------------------------------------------------------------------------------------------------------
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: TrainingPlan) -> Iterator[str]:
     spec, memory = plan.recipe, plan.memory
     rows, target, source = plan.batch
     roles = {*spec.task.columns}
@@ -338,7 +340,7 @@ def _lines(plan: Plan) -> Iterator[str]:
                 yield f"{name:<9}  {_clipped(text)}"
 
 
-def _disk(plan: Plan) -> str:
+def _disk(plan: TrainingPlan) -> str:
     """Return the files of a run: the result, its checkpoints with optimiser state, and snapshots."""
     memory, spec = plan.memory, plan.recipe.train
     checkpoint = memory.weights + memory.optimizer + memory.average

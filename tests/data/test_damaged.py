@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from rich.console import Console
 
 from anyformer.config import ConfigError
-from anyformer.data.chunks import Input, read_chunks
+from anyformer.data.chunks import ChunkedFiles, read_chunks
 from anyformer.data.delimited import _csv_reason, read_csv
 from anyformer.data.lines import read_lines
 from anyformer.data.media_files import BadFile, load_arrays
@@ -90,7 +90,7 @@ def test_a_parquet_that_unpacks_to_too_much_is_refused(
     assert f"{name} unpacks to more than 1 MiB: over 100 times its size" in told
     with pytest.raises(ConfigError, match="unpacks to more than 1 MiB"):
         examine(name, ("text",), table=True)
-    streamed = sum(len(chunk.content) for chunk in read_chunks(Path(name), Input(column=column)))
+    streamed = sum(len(chunk.content) for chunk in read_chunks(Path(name), ChunkedFiles(column=column)))
     assert streamed > 4 * MIB  # a part at a time, which needs no limit
 
 
@@ -153,7 +153,7 @@ def test_a_document_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("anyformer.data.chunks.MAX_DOCUMENT", MIB)
     name = bomb(tmp_path / "line.jsonl.gz", 4 * MIB)
     with pytest.raises(ConfigError, match=r"line\.jsonl\.gz has a document of more than 1 MiB, from line 1 on"):
-        list(read_chunks(Path(name), Input(), size=1000))
+        list(read_chunks(Path(name), ChunkedFiles(), size=1000))
 
 
 @given(content=st.binary(max_size=200) | st.text("a\n\r", max_size=200).map(str.encode), size=st.integers(1, 20))
@@ -161,7 +161,7 @@ def test_chunks_are_the_file(content: bytes, size: int, tmp_path_factory: pytest
     path = tmp_path_factory.mktemp("chunks") / "text.txt"
     path.write_bytes(content)
     for document in ("line", "blank"):
-        found = list(read_chunks(path, Input(document=document), size=size))  # type: ignore[arg-type]
+        found = list(read_chunks(path, ChunkedFiles(document=document), size=size))  # type: ignore[arg-type]
         assert b"".join(chunk.content for chunk in found) == content
         assert [chunk.number for chunk in found[1:]] == [
             1 + b"".join(chunk.content for chunk in found[:i]).count(b"\n") for i in range(1, len(found))
@@ -254,7 +254,7 @@ def test_a_damaged_gz_is_refused_by_name(content: bytes, tmp_path: Path) -> None
 )
 def test_a_damaged_index_of_shards_is_refused_by_name(change: tuple[str, Any], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 9, encoding="utf-8")
-    prepare([tmp_path / "text.txt"], tmp_path / "shards", Bytes(), Input())
+    prepare([tmp_path / "text.txt"], tmp_path / "shards", Bytes(), ChunkedFiles())
     path, (key, value) = tmp_path / "shards" / "index.json", change
     index = json.loads(path.read_text(encoding="utf-8"))
     (index if key in index else index["shards"][0])[key] = value

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from anyformer.recipe import Data, Recipe, TableFile
 from anyformer.recipe.ready import read_recipe
 from anyformer.recipe.source import source_faults
-from anyformer.training.new_recipe.draft import Request, draft
+from anyformer.training.new_recipe.draft import RecipeRequest, draft
 from anyformer.training.prepare import read_rows
 from tests.data.source_files import ANY, faults, rows, write
 
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(delimiter: str, made: list[tuple[str, str]]) ->
 
 def drafted(task: str, **columns: str) -> Recipe:
     """Return the recipe of `anyformer new` for t.csv."""
-    made = draft(Request(task, ["t.csv"], columns, None, False, False))  # type: ignore[arg-type]
+    made = draft(RecipeRequest(task, ["t.csv"], columns, None, False, False))  # type: ignore[arg-type]
     Path("t.toml").write_text(made.text(10), encoding="utf-8")
     return read_recipe("t.toml")
 

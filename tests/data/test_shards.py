@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from anyformer.config import ConfigError
 from anyformer.data import chunks, shard_writer
-from anyformer.data.chunks import Bad, Chunk, Input, documents, read_chunks
+from anyformer.data.chunks import Bad, Chunk, ChunkedFiles, documents, read_chunks
 from anyformer.data.shard_writer import prepare
 from anyformer.data.shards import Corpus, Index, InMemory
 from anyformer.data.tokenizer import TextTokenizer
@@ -38,8 +38,8 @@ def write(name: str, content: str | bytes) -> Path:
     return Path(name)
 
 
-def made(*paths: Path, out: str = "out", how: Input | None = None, **options: object) -> Corpus:
-    how = how or Input()
+def made(*paths: Path, out: str = "out", how: ChunkedFiles | None = None, **options: object) -> Corpus:
+    how = how or ChunkedFiles()
     prepare(paths, Path(out), Bytes(), how, **options)  # type: ignore[arg-type]
     return Corpus(out)
 
@@ -72,7 +72,7 @@ def test_chunks_are_the_file_and_are_cut_between_documents(gz: str, parts: list[
     text = "\n".join(parts)
     path = write(f"a.txt{gz}", text)
     for document in ("line", "blank", "file"):
-        how = Input(document)
+        how = ChunkedFiles(document)
         cut = list(read_chunks(path, how, size))
         assert b"".join(chunk.content for chunk in cut) == text.encode()
         assert [chunk.last for chunk in cut] == [False] * (len(cut) - 1) + [True]
@@ -98,7 +98,9 @@ def test_a_long_document_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(shard_writer, "TOGETHER", 80)
     text = "\n".join(LINES)
     for ending in ("", "\n", "\n\n"):
-        found = made(write("a.txt", text + ending), write("b.txt", "short"), out=f"out{len(ending)}", how=Input("file"))
+        found = made(
+            write("a.txt", text + ending), write("b.txt", "short"), out=f"out{len(ending)}", how=ChunkedFiles("file")
+        )
         assert texts(found) == [text + ending, "short"]
 
 
@@ -112,11 +114,11 @@ def test_every_kind_of_file_gives_its_documents() -> None:
     half = len(LINES) // 2
     as_json = "\n".join(json.dumps({"meta": {"text": line}}) for line in LINES)
     parquet.write_table(pyarrow.table({"meta": [{"text": line} for line in LINES], "x": LINES}), "a.parquet")
-    nested = Input(column="meta.text")
+    nested = ChunkedFiles(column="meta.text")
     for paths, how in (
-        ([write("a.txt", "\n".join(LINES))], Input()),
-        ([write("a.txt.gz", "\r\n".join(LINES[:half])), write("b.txt", "\n".join(LINES[half:]))], Input()),
-        ([write("p.txt", "\n\n".join(LINES))], Input("blank")),
+        ([write("a.txt", "\n".join(LINES))], ChunkedFiles()),
+        ([write("a.txt.gz", "\r\n".join(LINES[:half])), write("b.txt", "\n".join(LINES[half:]))], ChunkedFiles()),
+        ([write("p.txt", "\n\n".join(LINES))], ChunkedFiles("blank")),
         ([write("a.jsonl", as_json)], nested),
         ([write("a.jsonl.gz", as_json)], nested),
         ([Path("a.parquet")], nested),
@@ -136,10 +138,10 @@ def tree(folder: str | Path) -> dict[str, bytes]:
 def test_a_tokenizer_is_trained_on_all_parts() -> None:
     lines = [chr(ord("a") + i * 26 // 400) * 3 for i in range(400)]
     path = write("a.txt", "\n".join(lines))
-    found = "".join(shard_writer._sample([path], Input(), 400))
-    assert all(chunk.content[:1].decode() in found for chunk in read_chunks(path, Input(), 300))
+    found = "".join(shard_writer._sample([path], ChunkedFiles(), 400))
+    assert all(chunk.content[:1].decode() in found for chunk in read_chunks(path, ChunkedFiles(), 300))
     assert 200 < len(found) < 600
-    prepare([path], Path("out"), Characters(), Input(), sample=400)
+    prepare([path], Path("out"), Characters(), ChunkedFiles(), sample=400)
     tokenizer = Corpus("out").tokenizer()
     assert {c for c in "".join(lines) if tokenizer.encode(c) != [tokenizer.unk]} == set(found)
 
@@ -171,7 +173,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.txt").write_text("\n".join(LINES))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "SIZE", 300)
-        prepare([folder / "a.txt"], folder / "out", Bytes(), Input())
+        prepare([folder / "a.txt"], folder / "out", Bytes(), ChunkedFiles())
     return folder / "out"
 
 
@@ -252,7 +254,7 @@ def test_bad_rows_are_told_by_line_or_left_out() -> None:
 
 def test_bad_records() -> None:
     lines = ['{"a": {"b": "ok"}}', '{"a": {"c": 1}}', "[1]", '{"a": {"b": " "}}', '{"a": {"b": null}}', "{"]
-    corpus = made(write("a.jsonl", "\n".join(lines)), how=Input(column="a.b"), skip_bad=True)
+    corpus = made(write("a.jsonl", "\n".join(lines)), how=ChunkedFiles(column="a.b"), skip_bad=True)
     assert texts(corpus) == ["ok"]
     assert corpus.index.first_bad == (
         "a.jsonl:2: has no field 'a.b': 'a' has no 'b'",
@@ -264,7 +266,7 @@ def test_bad_records() -> None:
 
 
 def test_whole_files() -> None:
-    how = Input(encoding="utf-16")
+    how = ChunkedFiles(encoding="utf-16")
     what = "encoding = 'utf-16': the end of a line is not one byte in it; write utf-8"
     assert refused(lambda: made(write("a.txt", "a"), how=how)) == what
     assert not Path("out").exists()
@@ -283,12 +285,14 @@ def test_other_inputs_are_refused() -> None:
     made(path)
     before = tree("out")
     index = Index.load(Path("out"))
-    assert prepare([path], Path("out"), Bytes(), Input()) == index  # there already
+    assert prepare([path], Path("out"), Bytes(), ChunkedFiles()) == index  # there already
     other = write("b.txt", "other")
     refusal = "out: holds shards of something else: {}; choose another --out"
     assert refused(lambda: made(other)) == refusal.format("of the files a.txt")
-    assert refused(lambda: made(path, how=Input("blank"))).startswith("out: holds shards of something else: input was ")
-    found = refused(lambda: prepare([path], Path("out"), BPE(size=300), Input()))
+    assert refused(lambda: made(path, how=ChunkedFiles("blank"))).startswith(
+        "out: holds shards of something else: input was "
+    )
+    found = refused(lambda: prepare([path], Path("out"), BPE(size=300), ChunkedFiles()))
     assert found == refusal.format("tokenizer was bytes, and is bpe(size=300) now")
     write("a.txt", "\n".join(LINES[::-1]))
     size = path.stat().st_size
@@ -322,7 +326,7 @@ def killed(out: Path, writes: int | None, seconds: float | None) -> None:
     shard_writer.write_file = dying
     if seconds is not None:
         threading.Timer(seconds, die).start()
-    prepare([out.parent / "a.txt"], out, BPE(size=280), Input())
+    prepare([out.parent / "a.txt"], out, BPE(size=280), ChunkedFiles())
 
 
 def orphaned(out: Path) -> None:
@@ -338,13 +342,13 @@ def orphaned(out: Path) -> None:
             (out.parent / "workers").write_text(" ".join(pids))
             die()
 
-    prepare([out.parent / "a.txt"], out, BPE(size=280), Input(), workers=2, progress=progress)
+    prepare([out.parent / "a.txt"], out, BPE(size=280), ChunkedFiles(), workers=2, progress=progress)
 
 
 def test_kills_change_nothing(tmp_path: Path) -> None:
     """SIGKILL within a write, or at any moment; and a log that was cut short."""
     write("a.txt", "\n".join(LINES))
-    prepare([tmp_path / "a.txt"], tmp_path / "straight", BPE(size=280), Input())
+    prepare([tmp_path / "a.txt"], tmp_path / "straight", BPE(size=280), ChunkedFiles())
     context, chance = forking(), random.Random(0)
     out = tmp_path / "out"
     for number, moment in enumerate([1, 2, chance.randint(3, 9), None, chance.randint(5, 12), chance.randint(5, 12)]):
@@ -362,7 +366,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
         [tmp_path / "a.txt"],
         out,
         BPE(size=280),
-        Input(),
+        ChunkedFiles(),
         progress=lambda done, left: again.append(left),
     )
     assert 0 < again[0] < (tmp_path / "a.txt").stat().st_size, "what was done is not done again"
@@ -381,8 +385,8 @@ def test_workers_end_with_the_first_process(tmp_path: Path) -> None:
     while any(map(alive, pids)):
         assert time.monotonic() < until
         time.sleep(0.02)
-    prepare([tmp_path / "a.txt"], tmp_path / "out", BPE(size=280), Input())
-    prepare([tmp_path / "a.txt"], tmp_path / "straight", BPE(size=280), Input())
+    prepare([tmp_path / "a.txt"], tmp_path / "out", BPE(size=280), ChunkedFiles())
+    prepare([tmp_path / "a.txt"], tmp_path / "straight", BPE(size=280), ChunkedFiles())
     assert tree(tmp_path / "out") == tree(tmp_path / "straight")
 
 

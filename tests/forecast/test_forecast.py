@@ -12,12 +12,12 @@ from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import training_memory
 from anyformer.recipe.model_split import context_faults, tensor_faults
 from anyformer.recipe.ready import read_recipe
-from anyformer.training.forecast.estimate import Engine, Forecast, forecast
+from anyformer.training.forecast.estimate import Forecast, TrainingEngine, forecast
 from anyformer.training.forecast.network import Group
 from anyformer.training.forecast.search import NoSplit, best_split
 from anyformer.training.forecast.split import Split, can_split_layers, part_weights, step_memory, tensor_part
-from anyformer.training.forecast.work import Rows, step_work
-from anyformer.training.forecast.workload import Sizes, Workload, model_workload, recipe_workload
+from anyformer.training.forecast.work import MicroBatch, step_work
+from anyformer.training.forecast.workload import StepSizes, Workload, model_workload, recipe_workload
 
 H100 = GPUS["h100"]
 LLAMA = presets.llama(depth=4, width=512, heads=8, kv_heads=4, ff=1024, vocab=4096)
@@ -30,8 +30,8 @@ MODELS: dict[str, ModelConfig] = {
 }
 
 
-def rows_of(config: ModelConfig, batch: int, length: int, context: int = 1) -> Rows:
-    return Rows(batch, length, length if config.shape == "encoder-decoder" else None, context)
+def rows_of(config: ModelConfig, batch: int, length: int, context: int = 1) -> MicroBatch:
+    return MicroBatch(batch, length, length if config.shape == "encoder-decoder" else None, context)
 
 
 # -- one GPU ----------------------------------------------------------------------------------------------------------
@@ -106,14 +106,14 @@ def test_a_model_that_cannot_be_split_along_tensor() -> None:
 def test_shards_need_less_memory_than_copies(data: int, rows: int, recompute: bool) -> None:
     copies = Split(data, rows=rows, recompute=recompute)
     shards = replace(copies, sharded=True)
-    shape = Rows(rows, 256)
+    shape = MicroBatch(rows, 256)
     less, more = (step_memory(LLAMA, shape, split, "bf16", True) for split in (shards, copies))
     assert less < more
 
 
 def test_sharded_state_is_divided() -> None:
     """From 2 to 4 GPUs a quarter of weights and optimiser state is saved; all else is the same."""
-    two, four = (step_memory(LLAMA, Rows(1, 256), Split(n, sharded=True), "bf16", True) for n in (2, 4))
+    two, four = (step_memory(LLAMA, MicroBatch(1, 256), Split(n, sharded=True), "bf16", True) for n in (2, 4))
     assert two - four == pytest.approx(3 * 4 * part_weights(LLAMA, 1).total / 4)
 
 
@@ -135,7 +135,9 @@ def test_messages_that_hide_behind_computation() -> None:
     assert hidden.communication < 0.2 * hidden.hidden + 1e-3
     assert shown.communication > hidden.communication
     assert shown.compute == hidden.compute
-    total = (one.hidden + one.communication for one in (forecast(work, slow, split, Engine(gather_bytes=2)), shown))
+    total = (
+        one.hidden + one.communication for one in (forecast(work, slow, split, TrainingEngine(gather_bytes=2)), shown)
+    )
     assert next(total) < next(total)
 
 
@@ -177,7 +179,7 @@ def test_a_large_model_needs_several_gpus() -> None:
 def test_every_process_builds_the_whole_model() -> None:
     """So a model whose weights exceed a GPU cannot be trained on any number of them; other engines can."""
     work = Workload(presets.llama(depth=80, width=8192, heads=64, kv_heads=8, ff=28672), 512, 4096)
-    ours, other = (best_split(work, H100, 256, Engine(builds_whole=whole)) for whole in (True, False))
+    ours, other = (best_split(work, H100, 256, TrainingEngine(builds_whole=whole)) for whole in (True, False))
     assert isinstance(ours, NoSplit)
     assert isinstance(other, Forecast)
 
@@ -202,20 +204,20 @@ def test_more_gpus_take_less_time_and_cost_more() -> None:
 
 def test_the_step_of_a_recipe() -> None:
     recipe = read_recipe("shakespeare-gpu", ["model.target.vocab=65", "train.accumulate=3"])
-    work, tokens = recipe_workload(recipe, recipe.model, Sizes(), H100)
+    work, tokens = recipe_workload(recipe, recipe.model, StepSizes(), H100)
     assert work.rows == 3 * recipe.batches.rows  # type: ignore[union-attr]
     assert work.compiled
     assert tokens == recipe.train.steps * work.step_tokens
-    again, _ = recipe_workload(recipe, recipe.model, Sizes(rows=5, length=32), H100)
+    again, _ = recipe_workload(recipe, recipe.model, StepSizes(rows=5, length=32), H100)
     assert (again.rows, again.length) == (5, 32)
 
 
 def test_precision_by_gpu() -> None:
     recipe = read_recipe("shakespeare-gpu", ["model.target.vocab=65", "train.precision=fp8"])
     with pytest.raises(ConfigError, match="fp8"):
-        recipe_workload(recipe, recipe.model, Sizes(), H100)
-    assert model_workload(LLAMA, Sizes(), GPUS["v100"])[0].precision == "fp32"
-    assert model_workload(LLAMA, Sizes(), H100)[0].precision == "bf16"
+        recipe_workload(recipe, recipe.model, StepSizes(), H100)
+    assert model_workload(LLAMA, StepSizes(), GPUS["v100"])[0].precision == "fp32"
+    assert model_workload(LLAMA, StepSizes(), H100)[0].precision == "bf16"
 
 
 def test_the_table_of_gpus() -> None:

@@ -33,7 +33,7 @@ from anyformer.config import (
     Tokens,
     Transform,
 )
-from anyformer.nn.inspection.count import Row, Table, count
+from anyformer.nn.inspection.count import PartCost, Table, count
 from anyformer.presets import PRESETS, bart, bert, gpt2, llama, mistral, t5, vaswani
 
 D, H, V, T, S, B, N = 64, 4, 97, 24, 10, 3, 5  # width, heads, vocabulary, lengths, batch, depth
@@ -52,7 +52,7 @@ def decoder(*blocks: Block, head: object = NoHead(), stack: dict[str, object] | 
     return count(config.model_copy(update={"head": head, **fields}), T, batch=B)
 
 
-def row(table: Table, part: str) -> Row:
+def row(table: Table, part: str) -> PartCost:
     (match,) = [row for row in table.rows if row.part == part]
     return match
 

@@ -15,7 +15,7 @@ from anyformer.recipe.ready import read_recipe
 from anyformer.training.finetune import freeze
 from anyformer.training.forecast.estimate import forecast
 from anyformer.training.forecast.split import Split
-from anyformer.training.forecast.workload import Sizes, Workload, recipe_workload
+from anyformer.training.forecast.workload import StepSizes, Workload, recipe_workload
 from anyformer.training.hidden_matrices import hidden_matrices as built_matrices
 from anyformer.training.optimisers import build_optimizer
 from tests.strategies import models
@@ -91,7 +91,7 @@ def test_memory_follows_the_optimiser() -> None:
 
 def test_a_forecast_follows_the_optimiser_of_the_recipe() -> None:
     recipe = read_recipe("shakespeare-gpu", ["train.optimizer={kind='muon', lr=1e-3}"])
-    work, _ = recipe_workload(recipe, io.override(recipe.model, ["target.vocab=65"]), Sizes(), GPUS["h100"])
+    work, _ = recipe_workload(recipe, io.override(recipe.model, ["target.vocab=65"]), StepSizes(), GPUS["h100"])
     assert work.optimizer == recipe.train.optimizer
 
 

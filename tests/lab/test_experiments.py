@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
-from anyformer.lab.cells import Cell, Result, key
+from anyformer.lab.cells import Cell, CellResult, key
 from anyformer.lab.experiment import NAMES, Word, find
 from anyformer.lab.figures import WIDTH
 from anyformer.nn.inspection.plot import pyplot
@@ -324,8 +324,8 @@ UNDECIDED: list[tuple[str, Found]] = [
 ]
 
 
-def results(name: str, found: Found) -> list[Result]:
-    return [Result(dict(cell), found(cell), 0.0, "made up") for cell in find(name).cells("quick")]
+def results(name: str, found: Found) -> list[CellResult]:
+    return [CellResult(dict(cell), found(cell), 0.0, "made up") for cell in find(name).cells("quick")]
 
 
 def word(name: str, found: Found) -> Word:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide, require_inside
 from anyformer.lab.experiment import NAMES, Experiment, Size, find
 from anyformer.lab.rules import tries_rates
@@ -61,7 +61,7 @@ def test_a_wider_range_decides() -> None:
 def test_a_claim_can_be_decided_by_the_rates_that_it_tries(name: str, size: Size) -> None:
     """Two rates are both ends: a range with an inside has three or more, of each side."""
     experiment = find(name)
-    found = [Result(dict(cell), HOLDS[name](cell), 0.0, "made up") for cell in experiment.cells(size)]
+    found = [CellResult(dict(cell), HOLDS[name](cell), 0.0, "made up") for cell in experiment.cells(size)]
     assert min(len(side.scores) for side in experiment.sides(found)) >= 3
     assert experiment.verdict(found) != experiment.judge(found)
     assert experiment.verdict(found).outcomes[0].holds
@@ -81,7 +81,7 @@ def test_every_claim_with_several_rates_is_undecided_where_the_best_is_at_an_end
     assert outcome.seen.count(" tried") == len(experiment.sides(found)) > 1
 
 
-def _monotone(experiment: Experiment, size: Size, slope: float) -> list[Result]:
+def _monotone(experiment: Experiment, size: Size, slope: float) -> list[CellResult]:
     """Return made-up results, shifted by the logarithm of the learning rate."""
 
     def shifted(name: str, value: Any, by: float) -> Any:
@@ -89,10 +89,10 @@ def _monotone(experiment: Experiment, size: Size, slope: float) -> list[Result]:
             return [shifted(name, one, by) for one in value]
         return value + by if isinstance(value, float) and name not in KEPT else value
 
-    def result(cell: Cell) -> Result:
+    def result(cell: Cell) -> CellResult:
         by = slope * math.log(cell["lr"] if "lr" in cell else cell.get("rates", [1.0])[0])
         found = {name: shifted(name, value, by) for name, value in HOLDS[experiment.name](cell).items()}
-        return Result(dict(cell), found, 0.0, "made up")
+        return CellResult(dict(cell), found, 0.0, "made up")
 
     return list(map(result, experiment.cells(size)))
 
@@ -105,7 +105,7 @@ def test_every_claim_with_sides_has_several_rates_at_some_size() -> None:
 def test_a_size_with_one_rate_has_no_such_condition(name: str) -> None:
     for size in SIZES:
         if (name, size) not in TUNED:
-            found = [Result(dict(cell), HOLDS[name](cell), 0.0, "made up") for cell in find(name).cells(size)]
+            found = [CellResult(dict(cell), HOLDS[name](cell), 0.0, "made up") for cell in find(name).cells(size)]
             assert find(name).verdict(found) == find(name).judge(found)
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anyformer.cli.app import app
-from anyformer.lab.cells import Cell, Result, read_results
+from anyformer.lab.cells import Cell, CellResult, read_results
 from anyformer.lab.decision import Fact, Verdict, decide
 from anyformer.lab.experiment import NAMES, Experiment, Rows, Size
 from anyformer.lab.measurements import measure_together
@@ -28,13 +28,13 @@ class Squares(Experiment):
         MEASURED.append((self.name, cell["x"]))
         return {"y": cell["x"] ** 2}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         return decide([Fact("none is negative", all(r["y"] >= 0 for r in results))])
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         return [("x",)]
 
-    def draw(self, results: Sequence[Result]) -> Any: ...
+    def draw(self, results: Sequence[CellResult]) -> Any: ...
 
 
 class Timed(Squares):
@@ -49,7 +49,7 @@ class Staged(Squares):
     def stages(self, size: Size) -> list[list[Cell]]:
         return [self.cells(size)[:2], self.cells(size)[2:]]
 
-    def prepare(self, results: Sequence[Result]) -> None:
+    def prepare(self, results: Sequence[CellResult]) -> None:
         self.best = max(r["y"] for r in results)
 
     def measure(self, cell: Cell) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.lab.cells import Cell, Result, append
+from anyformer.lab.cells import Cell, CellResult, append
 from anyformer.lab.experiment import NAMES, Experiment, find
 from anyformer.lab.experiments.warmup import _by_layer
 from anyformer.lab.page import measured_on, page_of, reading, rule_for, setup
@@ -131,9 +131,9 @@ def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(
     cells = experiment.cells("cpu")
     found = {"final": 1.0, "mean": 1.0, "exact_match": 0.0, "diverged": False, "curve": [[1, 1.0]]}
 
-    def write(some: list[Cell], rule: str) -> list[Result]:
+    def write(some: list[Cell], rule: str) -> list[CellResult]:
         file.unlink(missing_ok=True)
-        results = [Result(dict(cell), found, 1.0, "made up", rule) for cell in some]
+        results = [CellResult(dict(cell), found, 1.0, "made up", rule) for cell in some]
         for result in results:
             append(file, result)
         return results
@@ -147,7 +147,7 @@ def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(
     before = write([cell for cell in cells if cell["lr"] < 0.002][::-1], "older")  # workers end in any order
     assert stored(experiment, tmp_path) == {"cpu": sorted(before, key=lambda result: result["seed"])}
     assert "`anyformer lab norms` (about " in page_of(experiment, {"cpu": before})
-    append(file, Result(dict(cells[-1]), found, 1.0, "made up", fresh))
+    append(file, CellResult(dict(cells[-1]), found, 1.0, "made up", fresh))
     assert stored(experiment, tmp_path) == {}
 
 

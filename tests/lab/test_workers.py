@@ -14,7 +14,7 @@ import pytest
 
 from anyformer.config import ConfigError, io
 from anyformer.lab import grid as grids
-from anyformer.lab.cells import Cell, Local, Result, in_words, read_results
+from anyformer.lab.cells import Cell, CellResult, Local, in_words, read_results
 from anyformer.lab.claims import claimed
 from anyformer.lab.grid import CELLS, Axis, Grid, Steps, run_cell, run_grid, stored_results
 from anyformer.lab.ray_engine import RayEngine
@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "grid.toml"
 
 
-def found(results: Sequence[Result]) -> dict[str, object]:
+def found(results: Sequence[CellResult]) -> dict[str, object]:
     return {in_words(result.cell): result.found for result in results}
 
 

@@ -13,7 +13,7 @@ from anyformer.recipe import Crops, Lengths, Packed, Padded
 from anyformer.training import plan
 from anyformer.training.job import Job
 from anyformer.training.new_recipe import budget, loop, models
-from anyformer.training.new_recipe.draft import Draft, Request, draft
+from anyformer.training.new_recipe.draft import RecipeDraft, RecipeRequest, draft
 
 WORDS = ["고양이", "개가", "cat", "dog", "runs", "猫", "睡", "a"]
 
@@ -40,11 +40,13 @@ def files(folder: Path, task: str, longest: int, count: int = 60) -> tuple[list[
     return [str(folder / "rows.tsv")], {"text": "text", ("pair" if pair else "label"): "pair" if pair else "label"}
 
 
-def made_for(folder: Path, task: str, longest: int, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Draft, Job]:
+def made_for(
+    folder: Path, task: str, longest: int, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RecipeDraft, Job]:
     """Return a draft, and its training, of which no step is timed."""
     monkeypatch.setattr(plan, "_measure", lambda job, train: Mock(job=job))
     paths, columns = files(folder, task, longest)
-    made, measured = budget.measure(draft(Request(task, paths, columns, None, False, gpu)))
+    made, measured = budget.measure(draft(RecipeRequest(task, paths, columns, None, False, gpu)))
     return made, measured.job
 
 
@@ -86,7 +88,7 @@ def test_batches_of_a_gpu_have_few_shapes(
 def facts(total: int, task: str = "classify", **changes: Any) -> Any:
     spec = Mock(kind=task, pairs=False, spans=False)
     chosen = {"rows": 1000, "labels": 2, "gpu": True, "lengths": Lengths(total, 50), **changes}
-    return models.Facts(task=spec, inputs=Mock(characters=total, longest=200), outputs=None, **chosen)
+    return models.DataFacts(task=spec, inputs=Mock(characters=total, longest=200), outputs=None, **chosen)
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "classify", "tag", "lm", "mlm"])

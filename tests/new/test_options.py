@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from anyformer.cli import app
 from anyformer.config import ConfigError
-from anyformer.training.new_recipe.draft import ROLES, TASKS, Request, draft, task_kind
+from anyformer.training.new_recipe.draft import ROLES, TASKS, RecipeRequest, draft, task_kind
 from tests.test_cli import refused
 
 Command = typer.main.get_command(app).commands["new"]  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def drafted(task: str, paths: list[str], columns: dict[str, str]) -> str:
     """Return the recipe of a request, or the reasons why there is none."""
     try:
-        return draft(Request(task, paths, columns, None, False, False)).text(100)  # type: ignore[arg-type]
+        return draft(RecipeRequest(task, paths, columns, None, False, False)).text(100)  # type: ignore[arg-type]
     except ConfigError as error:
         return f"refused: {error}"
 
@@ -182,7 +182,7 @@ def test_a_folder_of_texts_is_read_as_a_whole(task: str) -> None:
     from anyformer.training.prepare import read_rows
 
     characters = write_notes(Path("notes"))
-    made = draft(Request(task, ["notes"], {}, None, False, False))
+    made = draft(RecipeRequest(task, ["notes"], {}, None, False, False))
     told = {what: (choice, why) for what, choice, why in made.reasons}
     assert told["format"][0].startswith("12 text files in notes and folders below")
     assert told["left out"][0] == "2 .png, 1 .csv"
@@ -208,7 +208,7 @@ def test_a_folder_without_texts_is_refused() -> None:
 def test_a_classifier_notes_the_files_that_it_leaves_out() -> None:
     write_folders(Path("folder"))
     Path("folder/README.md").write_text("about\n")
-    reasons = draft(Request("classify", ["folder"], {}, None, False, False)).reasons
+    reasons = draft(RecipeRequest("classify", ["folder"], {}, None, False, False)).reasons
     assert ("left out", "1 .md", "files outside the folders of the classes") in reasons
 
 
@@ -236,7 +236,7 @@ def test_a_setting_is_in_the_recipe(overrides: list[str]) -> None:
     write_table(Path("x.csv"))
     columns = {"text": "one", "label": "three"}
     Path("x.toml").write_text(drafted("classify", ["x.csv"], columns), encoding="utf-8")  # type: ignore[arg-type]
-    made = draft(Request("classify", ["x.csv"], columns, None, False, False, tuple(overrides)))  # type: ignore[arg-type]
+    made = draft(RecipeRequest("classify", ["x.csv"], columns, None, False, False, tuple(overrides)))  # type: ignore[arg-type]
     Path("y.toml").write_text(made.text(100), encoding="utf-8")
     assert read_recipe("y.toml") == read_recipe("x.toml", overrides)
     assert [reason for reason in made.reasons if reason[0] == "given"]

@@ -16,7 +16,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Embed, Padded, Recipe, Regress, Words
 from anyformer.runs.run import Run, load
-from anyformer.tasks.embed import MAX_QUERIES, Embedding, compare
+from anyformer.tasks.embed import MAX_QUERIES, EmbedTask, compare
 from anyformer.tasks.metrics import spearman
 from anyformer.tasks.regress import Regressing
 from anyformer.training.loop import fit
@@ -87,7 +87,7 @@ def test_processes_share_pairs(some: list[Example], size: int) -> None:
 # -- contrast ---------------------------------------------------------------------------------------------------------
 
 
-def by_hand(task: Embedding, vectors: Tensor, labels: list[list[int]]) -> tuple[float, list[int]]:
+def by_hand(task: EmbedTask, vectors: Tensor, labels: list[list[int]]) -> tuple[float, list[int]]:
     """The loss, and the rank of each text's pair, one after the other."""
     total, ranks = 0.0, []
     cosine = [[float(F.cosine_similarity(a, b, dim=0)) for b in vectors] for a in vectors]
@@ -104,7 +104,7 @@ def by_hand(task: Embedding, vectors: Tensor, labels: list[list[int]]) -> tuple[
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(5, 8)), min_size=1, max_size=7), st.integers(0, 99))
 def test_contrast_by_its_definition(labels: list[tuple[int, int]], seed: int) -> None:
-    task = Embedding(Embed(temperature=0.3), train_tokenizer(Words(), ["a"]))
+    task = EmbedTask(Embed(temperature=0.3), train_tokenizer(Words(), ["a"]))
     vectors = torch.randn(2 * len(labels), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     asked = torch.tensor(labels)
     loss, ranks = by_hand(task, vectors, [list(row) for row in labels])
@@ -115,7 +115,7 @@ def test_contrast_by_its_definition(labels: list[tuple[int, int]], seed: int) ->
 
 
 def test_all_alike_is_no_answer(words: TextTokenizer) -> None:
-    task, labels = Embedding(Embed(), words), torch.arange(20).view(10, 2)
+    task, labels = EmbedTask(Embed(), words), torch.arange(20).view(10, 2)
     assert task.measure(torch.ones(20, 4), labels)[0] == {"accuracy": 0.0, "mrr": pytest.approx(0.1)}
     assert task.measure(torch.full((20, 4), torch.nan), labels)[0]["accuracy"] == 0.0
 
@@ -132,7 +132,7 @@ def test_the_same_text_has_the_same_number(tmp_path: Path) -> None:
     rows = [("1 2", "a"), ("1 2", "b"), ("3", "a"), ("a", "4")]
     job = make(labelled(tmp_path, Embed(), rows), tmp_path / "run")
     assert job.valid is not None
-    assert isinstance(job.task, Embedding)
+    assert isinstance(job.task, EmbedTask)
     one, two, three, four = (piece.labels for piece in job.task.encode(job.valid, job.model.config))
     assert one[0] == two[0]
     assert one[1] == three[1] == four[0]
@@ -159,7 +159,7 @@ def test_an_evaluation_reads_each_text_as_if_alone(trained: tuple[Recipe, Run]) 
     texts = [text for row in spellings() for text in row]
     alone = torch.tensor([json.loads(made.predict([text])[0]) for text in texts])
     task = made.task
-    assert isinstance(task, Embedding)
+    assert isinstance(task, EmbedTask)
     distinct = {text: i for i, text in reversed(list(enumerate(texts)))}
     labels = torch.tensor([distinct[text] for text in texts]).view(-1, 2)
     assert found.count == len(spellings())

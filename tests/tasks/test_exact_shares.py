@@ -6,7 +6,7 @@ import torch
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import Classify, Embed, Words
 from anyformer.tasks.classify import Classifying
-from anyformer.tasks.embed import Embedding
+from anyformer.tasks.embed import EmbedTask
 
 COUNTS = [(53, 100), (1, 3), (2, 3), (7, 11), (999, 1000)]
 
@@ -33,5 +33,5 @@ def test_the_accuracy_of_pairs(words: TextTokenizer, right: int, count: int) -> 
     own = torch.eye(count)
     pair = torch.where(torch.arange(count)[:, None] < right, own, -own)
     labels = torch.arange(2 * count).view(count, 2)
-    values, _ = Embedding(Embed(), words).measure(torch.stack((own, pair), dim=1).flatten(0, 1), labels)
+    values, _ = EmbedTask(Embed(), words).measure(torch.stack((own, pair), dim=1).flatten(0, 1), labels)
     assert values["accuracy"] == right / count

@@ -18,7 +18,7 @@ from anyformer.data.readers import read
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import BPE, AdamW, Characters, Data, Padded, QuestionAnswering, Recipe, SquadFile, Words
-from anyformer.tasks.answer_spans import Token, Window, best_answers, token_bounds, windows
+from anyformer.tasks.answer_spans import QuestionWindow, TextToken, best_answers, token_bounds, windows
 from anyformer.tasks.span import SpanAnswering, exact_match, f1
 from anyformer.training.train import evaluate
 from tests.training.small import run as train_run, settings
@@ -152,7 +152,7 @@ def test_the_best_span_of_all_windows(seed: int, length: int, longest: int) -> N
     """In texts of fewer tokens than candidates, no pair of a first and a last token is better."""
     torch.manual_seed(seed)
     text = "".join(chr(ord("a") + i) for i in range(length))
-    tokens = [Token(i, i, i + 1) for i in range(length)]
+    tokens = [TextToken(i, i, i + 1) for i in range(length)]
     parts = [(window, torch.randn(window.size + 4, 2)) for window in windows(length, 3, 1, 9, 2)]
     best = best_answers(text, tokens, parts, longest, 1)[0]
     scores = {}
@@ -170,8 +170,8 @@ def test_answers_are_restricted_to_the_text() -> None:
     """However high the logits of the question are."""
     logits = torch.zeros(8, 2)
     logits[:4] = 100.0
-    tokens = [Token(0, i, i + 1) for i in range(3)]
-    (best, *_) = best_answers("abc", tokens, [(Window(0, 3, 4), logits)], 2, 20)
+    tokens = [TextToken(0, i, i + 1) for i in range(3)]
+    (best, *_) = best_answers("abc", tokens, [(QuestionWindow(0, 3, 4), logits)], 2, 20)
     assert len(best.text) <= 2
     assert best.score == 0
 
@@ -183,7 +183,7 @@ def test_offsets_name_the_characters_of_tokens(spec: Any) -> None:
     found = tokenizer.encode_with_offsets(text)
     assert [id for id, _, _ in found] == tokenizer.encode(text)
     start = text.index("pen")
-    first, last = token_bounds([Token(*token) for token in found], start, start + 3) or (0, 0)
+    first, last = token_bounds([TextToken(*token) for token in found], start, start + 3) or (0, 0)
     assert text[found[first][1] : found[last][2]].strip() == "pen"
 
 

@@ -20,7 +20,7 @@ from anyformer.recipe import BPE, Bytes, Characters, Recipe, RunTokenizer, Tag, 
 from anyformer.runs.run import Run, load
 from anyformer.tasks import tag as tag_tasks
 from anyformer.tasks.metrics import span_scores, spans
-from anyformer.tasks.tag import Tagging, spell
+from anyformer.tasks.tag import TagTask, spell
 from anyformer.training.plan import plan
 from anyformer.training.train import evaluate
 from tests.training.small import PACKED, PADDED, evens, make, pairs, quiet, run, said, settings, tagging
@@ -68,7 +68,7 @@ def tags_of(rows: Rows) -> list[list[str]]:
 def test_words_have_the_pieces_that_they_have_in_a_text(spec: Any) -> None:
     """And a label at the first of them."""
     tokenizer = train_tokenizer(spec, TEXTS)
-    task = Tagging(Tag(labels=("a", "b")), tokenizer)
+    task = TagTask(Tag(labels=("a", "b")), tokenizer)
     config = tagger(vocab=tokenizer.size)
     sentences = [text.split(" ") for text in TEXTS]
     rows = Rows(
@@ -105,11 +105,11 @@ def test_a_word_without_tokens() -> None:
     """Is unknown; where there is nothing for such words, its sentence is a bad row."""
     rows = Rows({"words": ["a\n\u200b\na"], "tags": ["x\ny\nx"]}, "f", [7])
     config = tagger()
-    task = Tagging(Tag(labels=("x", "y")), without_marks(unk=True))
+    task = TagTask(Tag(labels=("x", "y")), without_marks(unk=True))
     assert task.filter_rows(rows, config) == rows
     (piece,) = task.encode(rows, config)
     assert (list(piece.ids), list(piece.labels)) == ([0, 1, 0], [0, 1, 0])
-    task = Tagging(Tag(labels=("x", "y")), without_marks(unk=False))
+    task = TagTask(Tag(labels=("x", "y")), without_marks(unk=False))
     (bad,) = task.filter_rows(rows, config).bad
     assert str(bad) == "f:7: word 2, '\\u200b': has no tokens, and the tokenizer has no <unk>"
 
@@ -128,7 +128,7 @@ def test_spelling(word: str, longest: int) -> None:
 
 def test_each_token_is_spelled_as_its_word(trained: tuple[Run, Rows]) -> None:
     made, rows = trained
-    assert isinstance(made.task, Tagging)
+    assert isinstance(made.task, TagTask)
     spelled = made.config.source is not None and made.config.source.spelling.kind == "bytes"  # type: ignore[union-attr]
     for piece, words in zip(made.task.encode(rows, made.config), rows.columns["words"], strict=True):
         assert (piece.spelled is not None) == spelled
@@ -148,7 +148,7 @@ def test_each_token_is_spelled_as_its_word(trained: tuple[Run, Rows]) -> None:
 def test_evaluation_is_what_it_is_by_hand(trained: tuple[Run, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
     made, rows = trained
     task, asked, labels = made.task, tags_of(rows), made.spec.labels  # type: ignore[union-attr]
-    assert isinstance(task, Tagging)
+    assert isinstance(task, TagTask)
     monkeypatch.setattr(tag_tasks, "MAX_INFERENCE_TOKENS", 60)  # several batches
     found, total, guesses = task.evaluate(made.model, rows, PADDED), 0.0, []
     for piece in task.encode(rows, made.config):

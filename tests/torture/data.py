@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyformer.config import ConfigError
-from anyformer.data.chunks import Input
+from anyformer.data.chunks import ChunkedFiles
 from anyformer.data.readers import read
 from anyformer.data.shard_writer import prepare
 from anyformer.recipe import (
@@ -109,7 +109,7 @@ def formats(folder: Path) -> list[Format]:
         ]
     classes = tuple(sorted(str(path.relative_to(folder)) for path in (folder / "classes").glob("*/*")))
     found.append(Format(ClassFolders(path="classes"), classes))
-    prepare([folder / "text.txt"], folder / "shards", Bytes(), Input())
+    prepare([folder / "text.txt"], folder / "shards", Bytes(), ChunkedFiles())
     shards = tuple(sorted(str(path.relative_to(folder)) for path in (folder / "shards").iterdir() if path.is_file()))
     found += [Format(Shards(path="shards"), shards)] * 2
     return found + _parquet(folder, rows)

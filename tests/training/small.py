@@ -33,7 +33,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.data.batch import Batch
-from anyformer.data.chunks import Input
+from anyformer.data.chunks import ChunkedFiles
 from anyformer.data.loader import Cursor, Loader
 from anyformer.data.shard_writer import prepare as prepare_shards
 from anyformer.recipe import (
@@ -174,7 +174,7 @@ def shards(folder: Path, batches: Batches = CROPS, **train: Any) -> Recipe:
     recipe, out = text(folder, batches, **train), folder / "shards"
     (folder / "lines.txt").write_text(TEXT.replace(". ", ".\n"), encoding="utf-8")
     with mock.patch("anyformer.data.chunks.SIZE", 100):
-        prepare_shards([folder / "lines.txt"], out, Characters(), Input())
+        prepare_shards([folder / "lines.txt"], out, Characters(), ChunkedFiles())
     data = Data(train=Shards(path=str(out)), valid=Shards(path=str(out), start=0.9))
     return Recipe(**{**dict(recipe), "data": data, "tokenizer": DataTokenizer()})
 

@@ -12,7 +12,7 @@ from anyformer.data.batch import Batch
 from anyformer.recipe import Batches, Classify, Data, Packed, ParallelFiles, Recipe, Regress
 from anyformer.recipe.ready import read_recipe
 from anyformer.training.out_of_memory import OutOfMemory, advise_out_of_memory
-from anyformer.training.plan import Plan, plan
+from anyformer.training.plan import TrainingPlan, plan
 from anyformer.training.step import TrainingStep
 from anyformer.training.train import evaluate, train
 from tests.training.jobs import changed_loss
@@ -89,7 +89,7 @@ def test_rows_are_told_as_the_model_sees_them(tmp_path: Path) -> None:
     (tmp_path / "b.zh").write_text("我 是 学生\n大 房子\n", encoding="utf-8")
     source = ParallelFiles(source=str(tmp_path / "a.ko"), target=str(tmp_path / "b.zh"))
 
-    def seen(shape: Any, batches: Batches) -> Plan:
+    def seen(shape: Any, batches: Batches) -> TrainingPlan:
         recipe = pairs(shape, batches, valid=None)
         return plan(recipe.model_copy(update={"data": Data(train=source)}), quiet())
 

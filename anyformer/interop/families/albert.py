@@ -10,7 +10,7 @@ from anyformer.interop.families.encoder_parts import HeadNames, classes, encoder
 from anyformer.interop.family import expect
 from anyformer.interop.weight_rules import AnyRule, layer_rules
 
-DEFAULTS = bert.Defaults(
+DEFAULTS = bert.BertDefaults(
     vocab=30_000,
     width=4096,
     heads=64,

@@ -15,7 +15,7 @@ from anyformer import config as spec
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Reshaped, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Reshaped, Rule
 
 LENGTH = 1024  # default number of positions
 LABELS = 3  # default number of labels: BART was fine-tuned for inference
@@ -23,7 +23,7 @@ OFFSET = 2  # rows of a table of positions before the first
 
 
 @dataclass(frozen=True)
-class Defaults:
+class BartDefaults:
     """Properties of a variant, and its defaults for fields missing in config.json."""
 
     first: bool  # pre-norm, with a final norm
@@ -49,7 +49,7 @@ class Defaults:
         return self.positions != "fairseq"
 
 
-def read(defaults: Defaults, fields: Fields) -> ModelConfig:
+def read(defaults: BartDefaults, fields: Fields) -> ModelConfig:
     fields.must("is_decoder", False)
     fields.must("tie_word_embeddings", True)
     fields.must("add_final_layer_norm", defaults.first)
@@ -97,7 +97,7 @@ def read(defaults: Defaults, fields: Fields) -> ModelConfig:
     )
 
 
-def _head(defaults: Defaults, fields: Fields) -> spec.Head:
+def _head(defaults: BartDefaults, fields: Fields) -> spec.Head:
     """Return the head, which reads the decoder: it is given the text of the encoder, one token later."""
     drop = fields("classifier_dropout", 0.0)
     match fields.head:
@@ -112,7 +112,7 @@ def _head(defaults: Defaults, fields: Fields) -> spec.Head:
             return spec.NoHead()
 
 
-def _stack(defaults: Defaults, fields: Fields, side: spec.Side, position: spec.Position) -> spec.Stack:
+def _stack(defaults: BartDefaults, fields: Fields, side: spec.Side, position: spec.Position) -> spec.Stack:
     biased = fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
     mixer = spec.Attention(
         heads=fields(f"{side}_attention_heads", 16),
@@ -136,7 +136,7 @@ def _stack(defaults: Defaults, fields: Fields, side: spec.Side, position: spec.P
     return spec.Stack(depth=fields.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
 
 
-def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
+def write(defaults: BartDefaults, config: ModelConfig) -> dict[str, Any]:
     tokens = expect(config.source, spec.Tokens, "source")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
@@ -166,13 +166,15 @@ def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def rules(defaults: Defaults, config: ModelConfig) -> Iterator[AnyRule]:
+def rules(defaults: BartDefaults, config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("source.table", "model.shared")
     yield from _side(config, "encoder", "source")
     yield from _side(config, "decoder", "target")
     for side in ("encoder", "decoder"):
         if defaults.stored or (defaults.positions == "halves" and isinstance(config.head, spec.NoHead)):  # MarianModel
-            yield Constant(f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves)
+            yield ConstantTensor(
+                f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves
+            )
         yield Alias(f"model.{side}.embed_tokens.weight", of="model.shared.weight")
     yield Rule("head.transform.linear", "classification_head.dense")
     yield Rule("head.last.1", "classification_head.out_proj")
@@ -184,7 +186,7 @@ def rules(defaults: Defaults, config: ModelConfig) -> Iterator[AnyRule]:
     if config.head.bias:
         yield Rule("head.bias", "final_logits_bias", conversion=Reshaped(ours=(config.vocab,), theirs=shape))
     elif defaults.shift:
-        yield Constant("final_logits_bias", shape)
+        yield ConstantTensor("final_logits_bias", shape)
 
 
 def _waves(shape: tuple[int, int]) -> Tensor:
@@ -209,7 +211,7 @@ def _side(config: ModelConfig, side: spec.Side, read: str) -> Iterator[AnyRule]:
         if not attention(config.stacks[side].blocks[0], side).bias:
             for kind in ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]:
                 for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                    yield Constant(f"{theirs}.{kind}.{part}.bias", (config.width,))
+                    yield ConstantTensor(f"{theirs}.{kind}.{part}.bias", (config.width,))
         yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.fc1")
         yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.fc2")
         for norm in ("norm_in", "norm_sum"):
@@ -219,7 +221,7 @@ def _side(config: ModelConfig, side: spec.Side, read: str) -> Iterator[AnyRule]:
     yield Rule(f"{side}.final_norm", f"{body}.layer_norm")
 
 
-def _family(kind: str, heads: dict[str, str], defaults: Defaults, text: Framing) -> Family:
+def _family(kind: str, heads: dict[str, str], defaults: BartDefaults, text: Framing) -> Family:
     return Family(
         kind=kind,
         shape="encoder-decoder",
@@ -242,13 +244,15 @@ HEADS = {
     "BartForQuestionAnswering": "span",
     "BartModel": "body",
 }
-BART = _family("bart", HEADS, Defaults(first=False, start=2), FRAMED)
-MBART = _family("mbart", {"MBartForConditionalGeneration": "lm", "MBartModel": "body"}, Defaults(first=True), FRAMED)
-OPUS = Defaults(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
+BART = _family("bart", HEADS, BartDefaults(first=False, start=2), FRAMED)
+MBART = _family(
+    "mbart", {"MBartForConditionalGeneration": "lm", "MBartModel": "body"}, BartDefaults(first=True), FRAMED
+)
+OPUS = BartDefaults(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
 MARIAN = _family("marian", {"MarianMTModel": "lm", "MarianModel": "body"}, OPUS, ENDED)
-GAPPED = Defaults(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
+GAPPED = BartDefaults(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
 PEGASUS = _family("pegasus", {"PegasusForConditionalGeneration": "lm", "PegasusModel": "body"}, GAPPED, ENDED)
-MANY = Defaults(
+MANY = BartDefaults(
     first=True, positions="fairseq", vocab=128_112, activation="relu", scaled=True, attention_dropout=0.1, start=2
 )
 M2M100 = _family("m2m_100", {"M2M100ForConditionalGeneration": "lm", "M2M100Model": "body"}, MANY, ENDED)

@@ -31,7 +31,7 @@ HEADS = HeadNames(
 
 
 @dataclass(frozen=True)
-class Defaults:
+class BertDefaults:
     """Defaults of a model like BERT, and the name of its pooler."""
 
     vocab: int = 30_522
@@ -51,11 +51,11 @@ class Defaults:
 
 
 def read(fields: Fields) -> ModelConfig:
-    return read_body(Defaults(), fields, fields.special(fields("vocab_size", 30_522), pad=0))
+    return read_body(BertDefaults(), fields, fields.special(fields("vocab_size", 30_522), pad=0))
 
 
 def read_body(
-    defaults: Defaults,
+    defaults: BertDefaults,
     fields: Fields,
     special: spec.Special,
     position: spec.Position | None = None,
@@ -103,7 +103,7 @@ def read_body(
     )
 
 
-def read_head(defaults: Defaults, fields: Fields, masked_lm: spec.MaskedLM, dropout: float) -> spec.Head:
+def read_head(defaults: BertDefaults, fields: Fields, masked_lm: spec.MaskedLM, dropout: float) -> spec.Head:
     """Return the head: masked LM, labels of tokens or texts, pooler, or none."""
     drop = dropout if defaults.classifier is None else defaults.classifier
     if uses(fields, defaults.label_dropout):

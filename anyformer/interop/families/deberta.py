@@ -32,7 +32,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.must("pooler_hidden_size", width)
     fields.must("pooler_dropout", 0)
     fields.silent("legacy")  # the masked LM head has the same layers under other names
-    defaults = bert.Defaults(
+    defaults = bert.BertDefaults(
         vocab=128_100,
         width=1536,
         depth=24,
@@ -63,7 +63,7 @@ def read(fields: Fields) -> ModelConfig:
     return found.model_copy(update={"encoder": stack, "head": head, "context": context})
 
 
-def _distances(fields: Fields, length: int, defaults: bert.Defaults) -> spec.Disentangled | None:
+def _distances(fields: Fields, length: int, defaults: bert.BertDefaults) -> spec.Disentangled | None:
     """Return the scheme inside attention; None if there is none."""
     limit, buckets = fields("max_relative_positions", -1, -1), fields("position_buckets", -1, -1)
     limit = limit if limit > 0 else length

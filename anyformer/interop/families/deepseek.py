@@ -18,7 +18,7 @@ from anyformer.interop.rotary_fields import temperature
 from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, Stacked, pairs_to_halves
 
 NAMES = replace(llama.NAMES, kv_heads=None, key_width=None)
-V2 = llama.Defaults(names=NAMES, vocab=102_400, length=2048, bos=1, eos=2)
+V2 = llama.LlamaDefaults(names=NAMES, vocab=102_400, length=2048, bos=1, eos=2)
 FIELDS = {  # by version
     2: V2,
     3: replace(V2, vocab=129_280, width=7168, ff=18_432, depth=61, heads=128, length=4096, bos=0, eos=1),

@@ -11,7 +11,9 @@ from anyformer.interop.families.encoder_parts import HeadNames, classes, encoder
 from anyformer.interop.family import expect
 from anyformer.interop.weight_rules import AnyRule
 
-DEFAULTS = bert.Defaults(width=256, heads=4, ff=1024, pooler=None, classified=spec.Transform(activation=spec.Gelu()))
+DEFAULTS = bert.BertDefaults(
+    width=256, heads=4, ff=1024, pooler=None, classified=spec.Transform(activation=spec.Gelu())
+)
 
 HEADS = HeadNames(
     table="electra.embeddings.word_embeddings",

@@ -14,7 +14,7 @@ from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.family import Family, Framing, attention, expect
 
 TANH = "gelu_pytorch_tanh"
-SECOND = llama.Defaults(
+SECOND = llama.LlamaDefaults(
     names=replace(llama.NAMES, activation="hidden_activation"),
     norm_options={"offset": 1.0, "cast": "after_scale"},
     vocab=256_000,

@@ -11,11 +11,11 @@ from anyformer.config import ModelConfig, pattern_of
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
-from anyformer.interop.families.llama import FULL, NEAR, Defaults
+from anyformer.interop.families.llama import FULL, NEAR, LlamaDefaults
 from anyformer.interop.family import attention, expect, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule
 
-DEFAULTS = Defaults(
+DEFAULTS = LlamaDefaults(
     width=2880,
     depth=36,
     heads=64,

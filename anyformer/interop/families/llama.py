@@ -34,7 +34,7 @@ rules = partial(decoder_rules, "model.layers", LAYER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defaults(DecoderFields):
+class LlamaDefaults(DecoderFields):
     """Defaults of a variant of Llama, and the fields that its config.json has."""
 
     names: FieldNames = NAMES
@@ -59,7 +59,7 @@ class Defaults(DecoderFields):
     window_by_layer: bool = False  # only some layers have it
 
 
-def read(defaults: Defaults, fields: Fields, position: spec.Rotary | None = None) -> ModelConfig:
+def read(defaults: LlamaDefaults, fields: Fields, position: spec.Rotary | None = None) -> ModelConfig:
     """Return the model; `position` replaces rotary positions that the fields give in another form."""
     fields.must("pretraining_tp", 1)
     bias = fields("attention_bias", False) if defaults.biases else defaults.qkv_bias
@@ -73,7 +73,7 @@ def read(defaults: Defaults, fields: Fields, position: spec.Rotary | None = None
     return defaults.decoder(fields, layers, position or fields.rotary(defaults.theta, defaults.fraction))
 
 
-def _windowed(defaults: Defaults, fields: Fields, block: spec.Block) -> list[spec.Block]:
+def _windowed(defaults: LlamaDefaults, fields: Fields, block: spec.Block) -> list[spec.Block]:
     """Return the layers, some or all with a sliding window."""
     depth = defaults.read_depth(fields)
     near = [False] * depth
@@ -92,7 +92,7 @@ def _windowed(defaults: Defaults, fields: Fields, block: spec.Block) -> list[spe
     return [local if one else block for one in near]
 
 
-def write(defaults: Defaults, config: ModelConfig) -> dict[str, Any]:
+def write(defaults: LlamaDefaults, config: ModelConfig) -> dict[str, Any]:
     parts = defaults.parts(config)
     patterns = [pattern_of(attention(layer), "decoder") for layer in parts.stack.unrolled()]
     sizes = [pattern.before + 1 for pattern in patterns if isinstance(pattern, spec.Window)]
@@ -115,14 +115,14 @@ def gated_rules(ours: str, theirs: str) -> Iterator[Rule]:
     yield Rule(f"{ours}.down", f"{theirs}.down_proj")
 
 
-def _family(kind: str, title: str, defaults: Defaults, text: Framing) -> Family:
+def _family(kind: str, title: str, defaults: LlamaDefaults, text: Framing) -> Family:
     return decoder_family(kind, title, partial(read, defaults), partial(write, defaults), rules, text)
 
 
 BEGUN = Framing(before=("bos",))
-LLAMA = _family("llama", "Llama", Defaults(biases=True, mlp_bias=True), BEGUN)
-MISTRAL = _family("mistral", "Mistral", Defaults(ff=14_336, kv_heads=8, length=131_072, window=4096), BEGUN)
-QWEN = Defaults(
+LLAMA = _family("llama", "Llama", LlamaDefaults(biases=True, mlp_bias=True), BEGUN)
+MISTRAL = _family("mistral", "Mistral", LlamaDefaults(ff=14_336, kv_heads=8, length=131_072, window=4096), BEGUN)
+QWEN = LlamaDefaults(
     ff=22_016, vocab=151_936, kv_heads=32, length=32_768, bos=None, eos=None, window=4096, window_by_layer=True
 )
 QWEN2 = _family("qwen2", "Qwen2", replace(QWEN, qkv_bias=True), Framing())

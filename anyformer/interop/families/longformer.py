@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
         raise ConfigError([fields.fault("pad_token_id", "is missing: positions count from it")])
     offset = special.pad + 1
     position = Learned(length=fields("max_position_embeddings", 512) - offset, offset=offset)
-    found = bert.read_body(bert.Defaults(vocab=VOCAB), fields, special, position, masked=Gelu())
+    found = bert.read_body(bert.BertDefaults(vocab=VOCAB), fields, special, position, masked=Gelu())
     stack = expect(found.encoder, Stack, "encoder")
     first = 1 if fields.head == "classifier" else 0
     layers = tile_layers([_layer(stack.blocks[0], width // 2, first) for width in _windows(fields, stack.depth)])

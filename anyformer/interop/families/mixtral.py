@@ -7,11 +7,11 @@ from anyformer.config import Block, Experts, Gated, ModelConfig, Stack
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
-from anyformer.interop.families.llama import Defaults
+from anyformer.interop.families.llama import LlamaDefaults
 from anyformer.interop.family import Framing, expect, map_blocks
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
-DEFAULTS = Defaults(ff=14_336, kv_heads=8, length=131_072, eps=1e-5, theta=1e6, window=0)
+DEFAULTS = LlamaDefaults(ff=14_336, kv_heads=8, length=131_072, eps=1e-5, theta=1e6, window=0)
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -26,7 +26,7 @@ def read(fields: Fields) -> ModelConfig:
     if special.pad != OFFSET - 1:
         fields.refuse("pad_token_id", f"= {special.pad}: positions count from the token after padding, id {OFFSET - 1}")
     position = Learned(length=fields("max_position_embeddings", 512) - OFFSET, offset=OFFSET)
-    found = bert.read_body(bert.Defaults(vocab=30_527), fields, special, position, masked=Gelu())
+    found = bert.read_body(bert.BertDefaults(vocab=30_527), fields, special, position, masked=Gelu())
     stack = expect(found.encoder, Stack, "encoder")
     block = stack.blocks[0]
     mixer = attention(block, "encoder").model_copy(update={"position": BIAS})

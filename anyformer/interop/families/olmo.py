@@ -7,10 +7,10 @@ from anyformer.config import Block, ModelConfig, RMSNorm, Rotary, Stack, Window,
 from anyformer.interop.config_fields import Fields, write_rotary
 from anyformer.interop.families import gemma, llama
 from anyformer.interop.families.decoder_frame import decoder_family
-from anyformer.interop.families.llama import FULL, NEAR, Defaults
+from anyformer.interop.families.llama import FULL, NEAR, LlamaDefaults
 from anyformer.interop.family import Family, attention, expect, tile_layers
 
-DEFAULTS = Defaults(vocab=50_304, eps=1e-5, bos=None, eos=50_279, pad=1, biases=True)
+DEFAULTS = LlamaDefaults(vocab=50_304, eps=1e-5, bos=None, eos=50_279, pad=1, biases=True)
 THETA = 500_000.0  # of OLMo 3
 
 

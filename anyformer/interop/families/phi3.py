@@ -9,11 +9,11 @@ from anyformer.config import ConfigError, LinearScaling, LongRopeScaling, ModelC
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
-from anyformer.interop.families.llama import Defaults
+from anyformer.interop.families.llama import LlamaDefaults
 from anyformer.interop.family import Framing, expect, map_blocks
 from anyformer.interop.transformers_fields import rope_fields
 
-DEFAULTS = Defaults(
+DEFAULTS = LlamaDefaults(
     width=3072, ff=8192, vocab=32_064, length=4096, eps=1e-5, eos=32_000, pad=32_000, window=0, fraction=1.0
 )
 

@@ -10,7 +10,7 @@ from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
-from anyformer.interop.families.llama import FULL, Defaults
+from anyformer.interop.families.llama import FULL, LlamaDefaults
 from anyformer.interop.family import Family, attention, expect, map_blocks, tile_layers
 from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 
@@ -19,7 +19,7 @@ from anyformer.interop.weight_rules import AnyRule, Rule, Stacked
 class Variant:
     """Defaults of one generation."""
 
-    dense: Defaults
+    dense: LlamaDefaults
     count: tuple[str, int]  # number of experts, with the name of its field
     top_k: int
     width: int

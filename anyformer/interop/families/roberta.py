@@ -21,7 +21,7 @@ def read(vocab: int, fields: Fields) -> ModelConfig:
         raise ConfigError([fields.fault("pad_token_id", "is missing: positions count from it")])
     offset = special.pad + 1
     position = Learned(length=fields("max_position_embeddings", 512) - offset, offset=offset)
-    return bert.read_body(bert.Defaults(vocab=vocab), fields, special, position, masked=Gelu())
+    return bert.read_body(bert.BertDefaults(vocab=vocab), fields, special, position, masked=Gelu())
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

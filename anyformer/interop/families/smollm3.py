@@ -6,10 +6,10 @@ from anyformer.config import Block, ConfigError, ModelConfig, NoPosition, Rotary
 from anyformer.interop.config_fields import Fields, shown
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family
-from anyformer.interop.families.llama import FULL, NEAR, Defaults
+from anyformer.interop.families.llama import FULL, NEAR, LlamaDefaults
 from anyformer.interop.family import attention, expect, tile_layers
 
-DEFAULTS = Defaults(
+DEFAULTS = LlamaDefaults(
     width=2048,
     depth=36,
     heads=16,

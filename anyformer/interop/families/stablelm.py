@@ -8,7 +8,7 @@ from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
 from anyformer.interop.family import attention
-from anyformer.interop.weight_rules import AnyRule, Rows, Rule
+from anyformer.interop.weight_rules import AnyRule, Rule, StackedRows
 
 FIELDS = DecoderFields(
     names=FieldNames(kv_heads="num_key_value_heads"),
@@ -64,7 +64,9 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for i in range(config.decoder.depth):
         for name, heads in (("q", mixer.heads), ("k", mixer.groups)):
             each = [f"model.layers.{i}.self_attn.{name}_layernorm.norms.{n}.weight" for n in range(heads)]
-            yield Rule(f"decoder.blocks.{i}.mixer.inner.{name}_norm.weight", *each, conversion=Rows((key,) * heads))
+            yield Rule(
+                f"decoder.blocks.{i}.mixer.inner.{name}_norm.weight", *each, conversion=StackedRows((key,) * heads)
+            )
     yield from decoder_rules("model.layers", LAYER, config)
 
 

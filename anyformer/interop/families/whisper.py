@@ -12,7 +12,7 @@ from anyformer import config as spec
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.family import Family, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Constant, Rows, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Rule, StackedRows
 
 PLACES, LENGTH = 1500, 448  # default positions of the encoder and of the decoder
 WAVES = spec.Sinusoidal(layout="halves", closed=True)
@@ -123,7 +123,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     yield Alias("proj_out.weight", of=tokens)
     for i in range(2):
         yield Rule(f"source.sound.convolutions.{i}", f"model.encoder.conv{i + 1}")
-    yield Constant("model.encoder.embed_positions.weight", (config.context or PLACES, config.width), waves)
+    yield ConstantTensor("model.encoder.embed_positions.weight", (config.context or PLACES, config.width), waves)
     yield Rule("decoder.embedder.tables.positions", "model.decoder.embed_positions.weight")
     for side, stack in config.stacks.items():
         for i in range(stack.depth):
@@ -136,7 +136,7 @@ def _layer(ours: str, theirs: str, d: int) -> Iterator[AnyRule]:
         own, other = f"{ours}.{part}.inner", f"{theirs}.{theirs_part}"
         weights = [f"{other}.{name}_proj.weight" for name in joined]
         biases = [f"{other}.{name}_proj.bias" for name in joined if name != "k"]
-        yield Rule(f"{own}.{joined}.weight", *weights, conversion=Rows((d,) * len(joined)))
+        yield Rule(f"{own}.{joined}.weight", *weights, conversion=StackedRows((d,) * len(joined)))
         yield Rule(f"{own}.{joined}.bias", *biases, conversion=WithoutKeys(d))
         yield Rule(f"{own}.q", f"{other}.q_proj")
         yield Rule(f"{own}.out", f"{other}.out_proj")

@@ -16,7 +16,7 @@ MAX_COUNTS = 2**22  # counts of rows in samples that are in memory at once, 32 M
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """The difference of a metric, second minus first, with its 95 % interval and two-sided p value."""
 
     value: float
@@ -42,10 +42,10 @@ def resample(measures: Sequence[Measure], samples: int = SAMPLES, seed: int = 0)
     return [one.value(found) for one, found in zip(measures, sums, strict=True)]
 
 
-def paired(first: Measure, second: Measure, values: tuple[Floats, Floats]) -> Difference:
+def paired(first: Measure, second: Measure, values: tuple[Floats, Floats]) -> MetricDifference:
     """Return the difference of two runs on the same rows; `values` are both metrics on resampled rows."""
     gap = values[1] - values[0]
     low, high = np.quantile(gap, (0.025, 0.975))
     share = min(float((gap <= 0).mean()), float((gap >= 0).mean()))
     p = min(1.0, 2 * (share * len(gap) + 1) / (len(gap) + 1))
-    return Difference(second.total - first.total, float(low), float(high), p)
+    return MetricDifference(second.total - first.total, float(low), float(high), p)

@@ -14,7 +14,7 @@ from typing import Any
 from anyformer.config import ConfigError, Fault, io
 from anyformer.data.readers import Rows, read
 from anyformer.lab.comparison import measures
-from anyformer.lab.comparison.bootstrap import Difference, paired, resample
+from anyformer.lab.comparison.bootstrap import MetricDifference, paired, resample
 from anyformer.lab.comparison.measures import Measure
 from anyformer.nn.inspection.count import count
 from anyformer.recipe import Recipe
@@ -35,7 +35,7 @@ Log = Sequence[Mapping[str, Any]]  # lines of a run's metrics.jsonl; none if it 
 
 
 @dataclass(frozen=True)
-class Example:
+class DifferingRow:
     """A row on which runs differ."""
 
     text: str
@@ -55,8 +55,10 @@ class Comparison:
     left_out: int = 0
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
-    differences: Mapping[str, tuple[Difference, ...]] = field(default_factory=dict)  # of each further run to the first
-    examples: tuple[Example, ...] = ()
+    differences: Mapping[str, tuple[MetricDifference, ...]] = field(
+        default_factory=dict
+    )  # of each further run to the first
+    examples: tuple[DifferingRow, ...] = ()
 
 
 def compare(folders: Sequence[str | Path], split: str = "test", overrides: Sequence[str] = ()) -> Comparison:
@@ -90,7 +92,7 @@ def compare(folders: Sequence[str | Path], split: str = "test", overrides: Seque
     )
 
 
-def _differences(found: Mapping[str, Sequence[Measure]]) -> dict[str, tuple[Difference, ...]]:
+def _differences(found: Mapping[str, Sequence[Measure]]) -> dict[str, tuple[MetricDifference, ...]]:
     """Return the differences of each further run to the first, for each metric."""
     values = iter(resample([one for each in found.values() for one in each]))
     differences = {}
@@ -207,7 +209,7 @@ def _blocks(texts: Sequence[str]) -> Iterator[str]:
             yield block
 
 
-def _measure(runs: Sequence[Run], rows: Rows) -> tuple[dict[str, tuple[Measure, ...]], tuple[Example, ...]]:
+def _measure(runs: Sequence[Run], rows: Rows) -> tuple[dict[str, tuple[Measure, ...]], tuple[DifferingRow, ...]]:
     """Return each metric for each run, and rows with different predictions, most different ones first."""
     columns, kind = rows.columns, runs[0].spec.kind
     if kind == "lm":
@@ -268,10 +270,10 @@ def _measures(run: Run, texts: Sequence[str], targets: Sequence[str], predicted:
 
 def _examples(
     texts: Sequence[str], targets: Sequence[str], predictions: Sequence[Sequence[str]]
-) -> tuple[Example, ...]:
+) -> tuple[DifferingRow, ...]:
     """Return rows with different predictions: first those that only some runs predict right."""
     rows = list(zip(texts, targets, zip(*predictions, strict=True), strict=True))
-    differing = [Example(*row) for row in rows if len(set(row[2])) > 1]
+    differing = [DifferingRow(*row) for row in rows if len(set(row[2])) > 1]
     differing.sort(key=lambda one: not any(_same(p, one.target) for p in one.predictions))  # stable
     return tuple(differing[:MAX_EXAMPLES])
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anyformer.config.spec import shorten
-from anyformer.lab.comparison.bootstrap import SAMPLES, Difference
+from anyformer.lab.comparison.bootstrap import SAMPLES, MetricDifference
 from anyformer.lab.comparison.compare import Comparison
 from anyformer.lab.figures import label_ends, panels, style
 from anyformer.nn.inspection.plot import pyplot
@@ -25,7 +25,7 @@ img { max-width: 100% }
 """
 
 
-def describe(difference: Difference) -> str:
+def describe(difference: MetricDifference) -> str:
     """Return a difference with its interval and p value."""
     text = f"{difference.value:+.4g} ({difference.low:+.4g} to {difference.high:+.4g}), p = {difference.p:.3f}"
     return text if difference.significant else f"{text}: undecided"

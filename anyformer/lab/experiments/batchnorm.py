@@ -10,7 +10,7 @@ import torch
 
 from anyformer.config import Attention, BatchNorm, Block, LayerNorm, Norm, Plain, Sinusoidal, Stack
 from anyformer.data.loader import Cursor
-from anyformer.lab.cells import SCRATCH, Cell, Result
+from anyformer.lab.cells import SCRATCH, Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import chain, found, language_model, seeds
@@ -47,7 +47,7 @@ class Claim(Experiment):
         with reading(cell) as recipe, trained(recipe) as over:
             return {"diverged": over.diverged, **_losses(over), "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         small, *_, large = _sizes(results)
         conditions: list[More | Fact] = [
             More(
@@ -77,18 +77,18 @@ class Claim(Experiment):
         learnt = lowest <= 0.95 * math.log(results[0]["letters"])
         return decide(conditions, requires=[Fact("layer norm learns the text", learnt)])
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         small, *_, large = _sizes(results)
         lowest = min(summary(_values(results, "loss", "layer", b, n)).mean for b in POOLS for n in (small, large))
         letters = results[0]["letters"]
         bound = f"bound 0.95 log {letters} = {0.95 * math.log(letters):.3f}"
         return {"layer norm learns the text": f"lowest mean loss {lowest:.3f}; {bound}"}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"""A decoder with sinusoidal positions predicts the next letter of rows of 4 to
 {results[0]["longest"]} letters, each of which depends on the two before it. Unseen rows are batched as in training."""
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         small, *_, large = _sizes(results)
         both = {
             (b, n): " against ".join(
@@ -103,7 +103,7 @@ class Claim(Experiment):
             "in mixed ones (nats per letter)."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [
             (
                 "norm",
@@ -121,7 +121,7 @@ class Claim(Experiment):
                     rows.append((norm, batches, f"{n:,}", *map(str, some)))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, axes = panels(2, height=1.2 + 0.5 * len(POOLS) * len(_sizes(results)), sharey=True)
         for axis, name in zip(axes, ("loss", "gap"), strict=True):
             named = {
@@ -136,11 +136,11 @@ class Claim(Experiment):
         return figure
 
 
-def _sizes(results: Sequence[Result]) -> list[int]:
+def _sizes(results: Sequence[CellResult]) -> list[int]:
     return sorted({r["tokens"] for r in results})
 
 
-def _values(results: Sequence[Result], name: str, norm: str, batches: str, tokens: int) -> list[float]:
+def _values(results: Sequence[CellResult], name: str, norm: str, batches: str, tokens: int) -> list[float]:
     return found(results, name, norm=norm, batches=batches, tokens=tokens)
 
 

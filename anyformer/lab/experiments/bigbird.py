@@ -27,7 +27,7 @@ from anyformer.config import (
     pairs,
 )
 from anyformer.kernels.runtime import Runtime
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
@@ -65,7 +65,7 @@ class Claim(Experiment):
         }
         return {**found, **_timed(config, cell)} if cell["timed"] else found
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         sparse, full = (_growth(results, name, "pairs") for name in ("bigbird", "full"))
         conditions = [
             Fact(f"BigBird's pairs grow as T^{LINEAR} or slower", sparse.exponent <= LINEAR, f"exponent {sparse}"),
@@ -78,7 +78,7 @@ class Claim(Experiment):
                 conditions.append(Fact(f"BigBird's {name} grows as T^{LINEAR} or slower", fine, f"exponent {fit}"))
         return decide(conditions)
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         sparse, full = (_growth(results, name, "pairs").exponent for name in ("bigbird", "full"))
         grow = (
             f"From {LONG:,} tokens on the pairs of tokens in visible blocks grow as T^{sparse:.2f} with BigBird and as "
@@ -91,26 +91,26 @@ class Claim(Experiment):
             "saved."
         )
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         return "" if _on_gpu(results) else f"Time on a CPU, no part of the rule: BigBird is {_times(results)}."
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         if not _on_gpu(results):
             return {}
         late, last = [r for r in results if r["pattern"] == "bigbird" and r["timed"]][-2:]
         doubled = f"from {late['length']:,} to {last['length']:,} tokens {last['seconds'] / late['seconds']:.1f} times"
         return {f"BigBird's time grows as T^{LINEAR} or slower": doubled}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         dtype = "bf16" if _on_gpu(results) else "fp32"
         return f"Attention of one text of random vectors (batch 1), {dtype}; BigBird with blocks of 64 tokens."
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         if _on_gpu(results):
             return "Below: peak memory."
         return "No kernel for a CPU skips blocks: BigBird's times there are those of all pairs and of its mask."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         unit = "ms (MiB)" if _on_gpu(results) else "ms"
         head = ("T", *(f"{what}, {name}" for what in ("pairs", "FLOPs", unit) for name in ("full", "BigBird")))
         rows: list[tuple[str, ...]] = [head]
@@ -121,7 +121,7 @@ class Claim(Experiment):
             rows.append((f"{n:,}", *numbers, *(_taken(r) for r in both)))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         whats = {
             "pairs": ("pairs in visible blocks", 1.0),
             "seconds": ("forward + backward, ms", 1e3),
@@ -172,7 +172,7 @@ def _timed(config: ModelConfig, cell: Cell) -> dict[str, float]:
     return {"seconds": seconds(run, cell["repeats"]), "memory": torch.cuda.max_memory_allocated() - before}
 
 
-def _growth(results: Sequence[Result], pattern: str, what: str) -> Power:
+def _growth(results: Sequence[CellResult], pattern: str, what: str) -> Power:
     """Fit the growth with the length, from `LONG` on, or over all lengths if that was not measured."""
     some = [r for r in results if r["pattern"] == pattern and what in r.found]
     long = [r for r in some if r["length"] >= LONG]
@@ -180,11 +180,11 @@ def _growth(results: Sequence[Result], pattern: str, what: str) -> Power:
     return power([r["length"] for r in chosen], [r[what] for r in chosen])
 
 
-def _on_gpu(results: Sequence[Result]) -> bool:
+def _on_gpu(results: Sequence[CellResult]) -> bool:
     return any("memory" in r.found for r in results)
 
 
-def _times(results: Sequence[Result]) -> str:
+def _times(results: Sequence[CellResult]) -> str:
     """Return from which length on BigBird is faster, if from any, with times of the first and last long text."""
     took = {(r["pattern"], r["length"]): r["seconds"] * 1e3 for r in results if "seconds" in r.found}
     lengths = sorted({n for _, n in took if n >= LONG})
@@ -197,7 +197,7 @@ def _times(results: Sequence[Result]) -> str:
     return f"{from_here} ({'; '.join(times)})"
 
 
-def _taken(r: Result) -> str:
+def _taken(r: CellResult) -> str:
     if not r["timed"]:
         return "not timed"
     return _ms(r["seconds"] * 1e3) + (f" ({r['memory'] / 2**20:,.0f})" if "memory" in r.found else "")

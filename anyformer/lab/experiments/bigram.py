@@ -17,7 +17,7 @@ from anyformer.config import (
     Sinusoidal,
     Stack,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds, spelling
@@ -54,7 +54,7 @@ class Claim(Experiment):
             entropies = {"bigram": entropy(text, 1), "trigram": entropy(text, 2)}
             return {"diverged": over.diverged, "loss": over.valid["loss"], **entropies, "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         bigram = results[0]["bigram"]
         alone = _alone(results)
         lowest = min(min(x) for x in alone.values()) - bigram
@@ -74,16 +74,16 @@ class Claim(Experiment):
             conditions, requires=[Fact("models that read the letter before are below it", max(readers) < bigram)]
         )
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         highest = max(x for mixer in MIXERS if mixer != "none" for x in found(results, "loss", mixer=mixer))
         seen = f"highest loss {highest:.3f}, bigram entropy {results[0]['bigram']:.3f}"
         return {"models that read the letter before are below it": seen}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return """A decoder predicts the next letter of a text in which each letter depends on the two before it.
 Attention has sinusoidal positions, the other models have none."""
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         bigram, alone = results[0]["bigram"], _alone(results)
         above = ", ".join(f"{summary(x).mean - bigram:+.4f} at depth {depth}" for depth, x in alone.items())
         best = summary(found(results, "loss", mixer="attention"))
@@ -93,7 +93,7 @@ Attention has sinusoidal positions, the other models have none."""
             f"{results[0]['trigram']:.3f}."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("reads beside itself", "depth", "loss", "above the bigram entropy")]
         for mixer, depth in dict.fromkeys((r["mixer"], r["depth"]) for r in results):
             some = found(results, "loss", mixer=mixer, depth=depth)
@@ -101,7 +101,7 @@ Attention has sinusoidal positions, the other models have none."""
             rows.append((mixer, str(depth), str(summary(some)), f"{above.mean:+.4f} ± {above.deviation:.1g}"))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right) = panels("a;b", height=2.8)
         labels = {"none": "no mixer", "the letter before": "convolution of 2 letters", "attention": "attention"}
         kinds = {
@@ -127,7 +127,7 @@ def entropy(text: str, order: int) -> float:
     return -sum(n * math.log(n / firsts[letters[:-1]]) for letters, n in wholes.items()) / wholes.total()
 
 
-def _alone(results: Sequence[Result]) -> dict[int, list[float]]:
+def _alone(results: Sequence[CellResult]) -> dict[int, list[float]]:
     """Return the losses without a mixer, by depth."""
     depths = sorted({r["depth"] for r in results if r["mixer"] == "none"})
     return {depth: found(results, "loss", mixer="none", depth=depth) for depth in depths}

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import LM, Attention, Block, ModelConfig, Plain, Rotary, Stack, Tokens
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
@@ -65,7 +65,7 @@ class Claim(Experiment):
             **_matter(model, ids),
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         lengths = [r["length"] for r in results]
         gain = power(lengths, [r["flops without"] / r["flops with"] for r in results])
         grown = power([n + 1 for n in lengths], [r["bytes"] for r in results])  # with the newest token
@@ -82,14 +82,14 @@ class Claim(Experiment):
             ]
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"""A decoder with {HEADS} heads, rotary positions and a vocabulary of {VOCAB}, with random weights in
 fp32; one text (batch 1)."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Times have no line through them: short ones are mostly overhead."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         gain = {r["length"]: r["seconds without"] / r["seconds with"] for r in results}
         short = [ratio for n, ratio in gain.items() if n < 1000]
         last = results[-1]
@@ -99,7 +99,7 @@ fp32; one text (batch 1)."""
             f"and after fewer than 1,000 tokens {min(short):.1f} to {max(short):.1f} in time (below 1: slower)."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         names = (f"{unit} {way}" for unit in ("FLOPs", "ms") for way in ("with", "without", "ratio"))
         head = ("n", *names, "cache, MiB", "q, k, v needed")
         rows: list[tuple[str, ...]] = [head]
@@ -111,7 +111,7 @@ fp32; one text (batch 1)."""
             rows.append((str(r["length"]), *costs, *took, f"{r['bytes'] / 2**20:,.2f}", needed))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, axes = panels(4)
         lengths = [r["length"] for r in results]
         for axis, what, label, unit in (

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import Attention, Block, Causal, Full, LayerNorm, Pattern, Plain, Sinusoidal, Stack
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import chain, final, found, seeds, sorting, spelling
@@ -56,7 +56,7 @@ class Claim(Experiment):
             entropy = chain(cell["letters"], 2, 1, seed=0)[1]
             return {**_seen(over), "before": _from_before(over.model, rows), "entropy": entropy}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         loss = {mask: found(results, "final", task="text", mask=mask) for mask in MASKS}
         before = {mask: found(results, "before", task="text", mask=mask) for mask in MASKS}
         right = {mask: found(results, "right", task="sort", mask=mask) for mask in MASKS}
@@ -83,7 +83,7 @@ class Claim(Experiment):
             requires=[Fact("the model with the mask learns both tasks", learns)],
         )
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         right = summary(found(results, "right", task="sort", mask="causal")).mean
         before = summary(found(results, "before", task="text", mask="causal")).mean
         letters = results[0]["letters"]
@@ -93,13 +93,13 @@ class Claim(Experiment):
         )
         return {"the model with the mask learns both tasks": seen}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         text, sort = (next(r.cell for r in results if r["task"] == task) for task in ("text", "sort"))
         return f"""Text: {text["letters"]} letters, each of which depends on the two before it; {text["rows"]} rows of
 {text["length"]} letters per batch. Sorting: 4 to {sort["longest"]} digits; {sort["tokens"]} tokens per batch. Both are
 trained with a decoder with sinusoidal positions, with and without the mask."""
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         means = {
             (n, mask): summary(found(results, n, task=task, mask=mask)).mean
             for n, task in (("final", "text"), ("before", "text"), ("right", "sort"))
@@ -112,7 +112,7 @@ trained with a decoder with sinusoidal positions, with and without the mask."""
             f"{100 * means['right', 'none']:.0f} % of rows are sorted ({100 * means['right', 'causal']:.0f} % with it)."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [
             ("task", "mask", "last training loss", "loss from what came before", "rows right")
         ]
@@ -122,7 +122,7 @@ trained with a decoder with sinusoidal positions, with and without the mask."""
             rows.append((task, mask, str(summary([r["final"] for r in some])), *shown))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, top, low) = panels("aab;aac", height=2)
         names = {"causal": "causal mask", "none": "no mask"}
         curves(left, {name: found(results, "curve", task="text", mask=mask) for mask, name in names.items()})

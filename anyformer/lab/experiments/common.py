@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from anyformer.attention.attend import Backend
 from anyformer.config import LM, ModelConfig, Stack, Tokens, Xavier
 from anyformer.lab.alone import alone
-from anyformer.lab.cells import SCRATCH, Cell, Result
+from anyformer.lab.cells import SCRATCH, Cell, CellResult
 from anyformer.lab.decision import Side
 from anyformer.lab.experiment import Size
 from anyformer.nn.aux_outputs import AuxOutputs
@@ -159,13 +159,13 @@ def language_model(cell: Cell, decoder: Stack, paths: Sequence[Path], batches: B
     )
 
 
-def found(results: Sequence[Result], name: str, **cell: Any) -> list[Any]:
+def found(results: Sequence[CellResult], name: str, **cell: Any) -> list[Any]:
     """Return a measurement of all cells with these values; a diverged training may lack it."""
     some = [r for r in results if all(r.cell[key] == value for key, value in cell.items())]
     return [r.found[name] for r in some if name in r.found]
 
 
-def side(name: str, results: Sequence[Result], score: str, *, higher: bool = False, **cell: Any) -> Side:
+def side(name: str, results: Sequence[CellResult], score: str, *, higher: bool = False, **cell: Any) -> Side:
     """Return one side of a comparison by learning rate: a measurement of all cells with these values."""
     rates = sorted({r["lr"] for r in results if all(r.cell[key] == value for key, value in cell.items())})
     return Side(name, {lr: found(results, score, **cell, lr=lr) for lr in rates}, higher)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anyformer.attention.layout import make_layout
 from anyformer.config import Attention, Block, ModelConfig, NoHead, Plain, Stack, Tokens
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, seconds
@@ -62,7 +62,7 @@ class Claim(Experiment):
             "feed-forward parameters": sum(p.numel() for p in block["feedforward"].parameters() if p.dim() == 2),
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         counted, timed = _parted(results)
         d = results[0]["width"]
         conditions = [_grows(f"FLOPs of {part}", counted, part, wanted, 0.1) for part, wanted in EXPONENTS.items()]
@@ -77,14 +77,14 @@ class Claim(Experiment):
             conditions += [_grows(f"time of {p}", timed, f"{p} seconds", e, 0.15) for p, e in TIMED.items()]
         return decide(conditions)
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"One block of attention ({HEADS} heads) and feed-forward (width 4d); one text (batch 1)."
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         timed = " Below: time, measured at larger lengths in bf16." if _parted(results)[1] else ""
         return f"At T = 6d scores and values meet the sum of the other two, which is not drawn.{timed}"
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         counted, timed = _parted(results)
         d = results[0]["width"]
         exact = "exactly as" if all(r["predicted"] == r["counted"] for r in counted) else "unlike what"
@@ -96,13 +96,13 @@ class Claim(Experiment):
             + (f"; from {timed[0]['length']:,} tokens time grows as {' and '.join(took)}." if took else ".")
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         head = ("T / d", *PARTS, "counted by torch", "predicted")
         names = (*PARTS, "counted", "predicted")
         counted, _ = _parted(results)
         return [head, *((f"{r['length'] / r['width']:g}", *(f"{r[name]:,}" for name in names)) for r in counted)]
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         counted, timed = _parted(results)
         figure, (left, *rest) = panels("a;b" if timed else 1, height=3.2)
         lines(left, {part: {r["length"] / r["width"]: [r[part]] for r in counted} for part in PARTS})
@@ -121,7 +121,7 @@ class Claim(Experiment):
         return figure
 
 
-def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def _parted(results: Sequence[CellResult]) -> tuple[list[CellResult], list[CellResult]]:
     """Return the results with counted FLOPs and those with times."""
     return [r for r in results if not r["timed"]], [r for r in results if r["timed"]]
 
@@ -143,18 +143,18 @@ def _block(width: int) -> ModelConfig:
     return ModelConfig(width=width, source=Tokens(vocab=8), encoder=Stack(depth=1, blocks=(block,)), head=NoHead())
 
 
-def _fit(results: Sequence[Result], what: str) -> Power:
+def _fit(results: Sequence[CellResult], what: str) -> Power:
     """Return how a measurement grows with the length."""
     return power([r["length"] for r in results], [r[what] for r in results])
 
 
-def _grows(name: str, results: Sequence[Result], what: str, exponent: float, tolerance: float) -> Fact:
+def _grows(name: str, results: Sequence[CellResult], what: str, exponent: float, tolerance: float) -> Fact:
     fit = _fit(results, what)
     fine = abs(fit.exponent - exponent) <= tolerance
     return Fact(f"{name} grows as T^{exponent:g} ± {tolerance:g}", fine, f"exponent {fit}")
 
 
-def _crossing(results: Sequence[Result], others: tuple[str, ...]) -> float:
+def _crossing(results: Sequence[CellResult], others: tuple[str, ...]) -> float:
     """Return the length at which the fitted lines cross."""
     lengths = [r["length"] for r in results]
     scores = power(lengths, [r["scores and values"] for r in results])

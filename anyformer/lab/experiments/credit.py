@@ -21,7 +21,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, WIDER, found, learn, mean_token_loss, seeds, side
@@ -69,7 +69,7 @@ class Claim(Experiment):
             right = model(ids)[:, -1].argmax(dim=-1) == wanted[:, -1]
         return {"accuracy": right.float().mean().item(), "gradient": before, "curve": curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         gaps = sorted({r["gap"] for r in results})
         far = {m: _values(results, m, gaps[-1], "accuracy") for m in MIXERS}
         lost = {m: _lost(results, m) for m in MIXERS}
@@ -87,18 +87,18 @@ class Claim(Experiment):
             conditions, requires=[Fact("attention learns the copy in every seed", min(far["attention"]) >= LEARNT)]
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         gap = max(r["gap"] for r in results)
         return [_side(results, mixer, gap) for mixer in ("attention", "rnn", "convolution")]
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return (
             f"Rows of a letter ({LETTERS} different ones), a gap of random signs ({NOISE} different ones) and a query "
             "token. A decoder with layer norms, residuals and feed-forwards twice as wide as the model; attention with "
             "4 heads, convolutions over 3 tokens, no positions. 512 rows are read to measure."
         )
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         gap = max(r["gap"] for r in results)
         lowest = min(_values(results, "attention", gap, "accuracy"))
         return {
@@ -108,13 +108,13 @@ class Claim(Experiment):
             ),
         }
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             "Left: the gradient for the letter's embedding at initialisation, geometric means over seeds; 0 is drawn "
             f"at {NOTHING:g}."
         )
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         gap = max(r["gap"] for r in results)
         copied = ", ".join(
             f"{LABELS.get(m, m)} {100 * summary(_values(results, m, gap, 'accuracy')).mean:.0f} %" for m in MIXERS
@@ -127,7 +127,7 @@ class Claim(Experiment):
             "(ratios of geometric means)."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         gaps = sorted({r["gap"] for r in results})
         rows: list[tuple[str, ...]] = [
             ("mixer", *(f"copied over {g}" for g in gaps), *(f"gradient over {g}" for g in gaps))
@@ -138,7 +138,7 @@ class Claim(Experiment):
             rows.append((LABELS.get(m, m), *copied, *slopes))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right) = panels(2)
         gaps = sorted({r["gap"] for r in results})
         slopes = {m: {g: [max(_middle(_values(results, m, g, "gradient")), NOTHING)] for g in gaps} for m in MIXERS}
@@ -186,7 +186,7 @@ def _short(value: float) -> str:
     return f"{value:.2g}" if value == 0 or value >= 0.001 else f"{value:.1e}"
 
 
-def _lost(results: Sequence[Result], mixer: str) -> float:
+def _lost(results: Sequence[CellResult], mixer: str) -> float:
     """Return the gradient at the beginning over the largest gap, as a share of that over the smallest."""
     gaps = {r["gap"] for r in results}
     far, near = (_middle(_values(results, mixer, gap, "gradient")) for gap in (max(gaps), min(gaps)))
@@ -198,10 +198,10 @@ def _middle(values: Sequence[float]) -> float:
     return math.exp(summary([math.log(value) for value in values]).mean) if all(values) else 0.0
 
 
-def _values(results: Sequence[Result], mixer: str, gap: int, name: str) -> list[float]:
+def _values(results: Sequence[CellResult], mixer: str, gap: int, name: str) -> list[float]:
     """Return the values of all seeds at the best learning rate."""
     return found(results, name, mixer=mixer, gap=gap, lr=_side(results, mixer, gap).best)
 
 
-def _side(results: Sequence[Result], mixer: str, gap: int) -> Side:
+def _side(results: Sequence[CellResult], mixer: str, gap: int) -> Side:
     return side(f"{LABELS.get(mixer, mixer)} over {gap} tokens", results, "accuracy", higher=True, mixer=mixer, gap=gap)

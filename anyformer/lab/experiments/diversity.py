@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, Plain, Stack, T5Bias, Tokens, Xavier
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, seeds
@@ -45,7 +45,7 @@ class Claim(Experiment):
             "diversity before": before["diversity"],
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         single = _values(results, 1, "selectivity")
         several = [r["selectivity"] for r in results if r["heads"] > 1]
         separate = True if min(several) > AVERAGING else False if max(several) <= AVERAGING else None
@@ -64,14 +64,14 @@ class Claim(Experiment):
             ]
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"""One layer with a learned bias for each distance (T5), on rows of random letters
 ({results[0]["letters"]} different ones)."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Dashed: the threshold of the rule, below which a head counts as averaging."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         counts = sorted({r["heads"] for r in results})
         each = ", ".join(f"{summary(_values(results, h, 'selectivity')).mean:.2f} with {h}" for h in counts[1:])
         best = max(counts[1:], key=lambda h: summary(_values(results, h, "accuracy")).mean)
@@ -82,13 +82,13 @@ class Claim(Experiment):
             f"{best} heads {100 * right[best]:.1f} %."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         names = ("selectivity", "diversity", "diversity before", "places", "loss", "accuracy")
         head = ("heads", "selectivity", "diversity, bits", "at the beginning", "places read", "loss", "pairs predicted")
         counts = sorted({r["heads"] for r in results})
         return [head, *((str(h), *(str(summary(_values(results, h, name))) for name in names)) for h in counts)]
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right, low) = panels("ab;cc", height=3)
         counts = sorted({r["heads"] for r in results})
         lines(left, {"after training": {h: _values(results, h, "selectivity") for h in counts}})
@@ -146,5 +146,5 @@ def divergence(p: Tensor, q: Tensor) -> float:
     return float(h[0] - (h[1] + h[2]) / 2) / math.log(2)
 
 
-def _values(results: Sequence[Result], heads: int, name: str) -> list[float]:
+def _values(results: Sequence[CellResult], heads: int, name: str) -> list[float]:
     return [r[name] for r in results if r["heads"] == heads]

@@ -25,7 +25,7 @@ from anyformer.config import (
     Xavier,
 )
 from anyformer.generation.generate import generate
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, seeds, side
@@ -70,7 +70,7 @@ class Claim(Experiment):
             whole.append(float((said == wanted).all(dim=1).double().mean()))
         return {"right": right, "whole": whole, "parameters": model.num_parameters(), "curve": curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         shortest, *_, longest = results[0]["lengths"]
         first, last = ({m: [r["right"][at] for r in _best(results, m)] for m in LABELS} for at in (0, -1))
         lost = {m: [a - b for a, b in zip(first[m], last[m], strict=True)] for m in LABELS}
@@ -87,25 +87,25 @@ class Claim(Experiment):
             requires=[Fact(f"both RNNs have {LEARNT} of the words right in the shortest sentences", learnt >= LEARNT)],
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         longest = [replace(r, found={"right": r["right"][-1]}) for r in results]
         return [side(label, longest, "right", higher=True, model=m) for m, label in LABELS.items()]
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         lowest = {m: min(r["right"][0] for r in _best(results, m)) for m in (BARE, ATTENDING)}
         seen = ", ".join(f"{LABELS[m]} {x:.3f}" for m, x in lowest.items())
         return {f"both RNNs have {LEARNT} of the words right in the shortest sentences": f"lowest of all seeds: {seen}"}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         shortest, *_, longest = results[0]["lengths"]
         return f"""Encoder–decoders whose feed-forwards are twice as wide as the model, with layer norms before each
 sublayer. Attention has 4 heads; the Transformer has sinusoidal positions, the RNNs have none. They train on sentences
 of {shortest} to {longest} words, an even number each, and translate {UNSEEN} unseen sentences of each length below."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "The loss jumps because each batch has sentences of one length, drawn at random."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         shortest, *_, longest = results[0]["lengths"]
         first, last = (
             ", ".join(
@@ -119,14 +119,14 @@ of {shortest} to {longest} words, an even number each, and translate {UNSEEN} un
             f"words: {last}."
         )
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         longest = results[0]["lengths"][-1]
         last = {m: [r["right"][-1] for r in _best(results, m)] for m in (ATTENDING, TRANSFORMER)}
         shown = " and ".join(f"{LABELS[m]} {summary(x)}" for m, x in last.items())
         p = written_test(last[ATTENDING], last[TRANSFORMER])
         return f"Words right in sentences of {longest} words: {shown} ({p}, not part of the rule)."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         lengths = results[0]["lengths"]
         rows: list[tuple[str, ...]] = [
             ("model", "rate", "parameters", *(f"{n} words: words (sentences) right" for n in lengths))
@@ -140,7 +140,7 @@ of {shortest} to {longest} words, an even number each, and translate {UNSEEN} un
             rows.append((label, f"{some[0]['lr']:g}", f"{some[0]['parameters']:,}", *shown))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right) = panels(2)
         lengths = results[0]["lengths"]
         named = {
@@ -199,7 +199,7 @@ def _sentences(cell: Cell, length: int, rows: int) -> tuple[tuple[Tensor, Tensor
     return (source, torch.cat((start, wanted[:, :-1]), dim=1)), wanted
 
 
-def _best(results: Sequence[Result], model: str) -> list[Result]:
+def _best(results: Sequence[CellResult], model: str) -> list[CellResult]:
     """Return the results of all seeds at the learning rate with the most words right in the longest sentences."""
     same = [r for r in results if r["model"] == model]
     each = [[r for r in same if r["lr"] == lr] for lr in sorted({r["lr"] for r in same})]

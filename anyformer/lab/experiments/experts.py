@@ -22,7 +22,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, mean_token_loss, seeds, side
@@ -89,7 +89,7 @@ class Claim(Experiment):
             "curve": curve,
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         most = max(r["tasks"] for r in results)
         dense, sparse = (_values(results, m, most, "loss") for m in (DENSE, SPARSE))
         told = _values(results, SPARSE, most, "told")
@@ -101,11 +101,11 @@ class Claim(Experiment):
             ]
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         most = max(r["tasks"] for r in results)
         return [side(LABELS[m], results, "loss", model=m, tasks=most) for m in (DENSE, SPARSE)]
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         most = max(r["tasks"] for r in results)
         sizes = _sizes(results, most)
         each = ", ".join(
@@ -121,26 +121,26 @@ class Claim(Experiment):
             f"the second {second}."
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         cell = results[0].cell
         return f"""{cell["letters"]} letters; rows of a task's name and {cell["length"]} letters; a decoder of
 {cell["depth"]} layer, 4 heads, with a feed-forward of width {cell["hidden"]} in each of {COUNT} experts,
 {cell["hidden"] + COUNT // 2} in the dense model of equal active parameters, {COUNT * cell["hidden"]} in that of equal
 stored ones."""
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         told = _values(results, SPARSE, max(r["tasks"] for r in results), "told")
         required = f"the experts tell {TOLD:.0%} of what they could about the task"
         mean = 100 * summary(told).mean
         return {required: f"that is {mean:.0f} % of the maximum, where {100 * TOLD:.0f} % are required in every seed"}
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             f"Right, one seed: 1/{COUNT} everywhere if a task's tokens were spread evenly, 1 if one expert had them "
             "all; black is the largest share."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         tasks = _tasks(results)
         rows: list[tuple[str, ...]] = [
             (
@@ -157,7 +157,7 @@ stored ones."""
             rows.append((label, _sizes(results, tasks[-1])[m], *losses, told if m == SPARSE else "–"))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right) = panels(2, height=4.6)
         tasks = _tasks(results)
         lines(left, {k: {float(n): _values(results, m, n, "loss") for n in tasks} for m, k in LABELS.items()})
@@ -226,16 +226,16 @@ def _rows(cell: Cell, count: int) -> tuple[Tensor, Tensor]:
     return torch.cat((letters + task, x), dim=1), torch.cat((torch.full_like(task, -100), ciphers[task, x]), dim=1)
 
 
-def _tasks(results: Sequence[Result]) -> list[int]:
+def _tasks(results: Sequence[CellResult]) -> list[int]:
     return sorted({r["tasks"] for r in results})
 
 
-def _sizes(results: Sequence[Result], tasks: int) -> dict[str, str]:
+def _sizes(results: Sequence[CellResult], tasks: int) -> dict[str, str]:
     some = {r["model"]: r for r in results if r["tasks"] == tasks}
     return {m: f"{r['active']:,} of {r['parameters']:,}" for m, r in some.items()}
 
 
-def _values(results: Sequence[Result], model: str, tasks: int, name: str) -> list[Any]:
+def _values(results: Sequence[CellResult], model: str, tasks: int, name: str) -> list[Any]:
     """Return the values of all seeds at the best learning rate."""
     same = [r for r in results if (r["model"], r["tasks"]) == (model, tasks)]
     each = [[r for r in same if r["lr"] == lr] for lr in sorted({r["lr"] for r in same})]

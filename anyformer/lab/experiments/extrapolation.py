@@ -21,7 +21,7 @@ from anyformer.config import (
     T5Bias,
     io,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import chain, seeds, spelling
@@ -54,7 +54,7 @@ class Claim(Experiment):
             with trained(scaled) as over:
                 return {"diverged": over.diverged, "losses": _by_length(over, cell), "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         entropy = chain(results[0]["letters"], 2, 1, 0)[1]
         conditions: list[More | Fact] = []
         for scheme in SCHEMES:
@@ -69,26 +69,26 @@ class Claim(Experiment):
                 conditions.append(More(f"{name}: that beyond - {KEPT} times that within", beyond, bound))
         return decide(conditions)
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         both = {s: [summary(_losses(results, s, at)).mean for at in ("length", "longest")] for s in SCHEMES}
         each = ", ".join(f"{LABELS.get(s, s)} from {a:.2f} to {b:.2f}" for s, (a, b) in both.items())
         ratio = results[0]["longest"] // results[0]["length"]
         return f"At {ratio} times the training length the loss (nats per token) goes for {each}."
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return """A decoder with the given position scheme, feed-forwards four times as wide as the model and layer
 norm. T5's bucket for the largest distances occurs in training, so none is untrained; learned positions beyond it keep
 their initial values."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Points of the same length are drawn slightly side by side."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         lengths = sorted(map(int, results[0]["losses"]))
         rows: list[tuple[str, ...]] = [("position scheme", *(f"tokens {n // 2} to {n}" for n in lengths))]
         return rows + [(LABELS.get(s, s), *(str(summary(_losses(results, s, n))) for n in lengths)) for s in SCHEMES]
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (axis,) = panels(1, height=4)
         lengths = sorted(map(int, results[0]["losses"]))
         for i, scheme in enumerate(SCHEMES):
@@ -137,7 +137,7 @@ def _by_length(over: Trial, cell: Cell, tokens: int = 3 * 2**13) -> dict[str, fl
     return losses
 
 
-def _losses(results: Sequence[Result], scheme: str, at: str | int) -> list[float]:
+def _losses(results: Sequence[CellResult], scheme: str, at: str | int) -> list[float]:
     """Return the losses of all seeds at a length, or at the trained or the longest one."""
     some = [r for r in results if r["scheme"] == scheme and not r["diverged"]]
     return [r["losses"][str(r[at] if isinstance(at, str) else at)] for r in some]

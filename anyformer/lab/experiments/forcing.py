@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from anyformer.generation.generate import generate
-from anyformer.lab.cells import SCRATCH, Cell, Result
+from anyformer.lab.cells import SCRATCH, Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds
@@ -58,7 +58,7 @@ class Claim(Experiment):
         with translating(cell) as recipe, trained(recipe) as over:
             return {"diverged": over.diverged, **_said(over), "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         (early, late), (_, beside) = _lost(results, LEANS), _lost(results, ALONE)
         conditions: list[More | Fact] = [
             More("words lost by free running, last third - first third of a row", late, early, MARGIN),
@@ -74,7 +74,7 @@ class Claim(Experiment):
         learnt = least >= 1 - 2 * results[0]["illegible"]
         return decide(conditions, requires=[Fact("the legible words are learnt", learnt)])
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         right = (
             f"{summary(found(results, 'right forced', word=word, smoothing=0.0)).mean:.3f} of the {LABELS[word]}"
             for word in WORDS
@@ -83,17 +83,17 @@ class Claim(Experiment):
         seen = f"right when teacher-forced without smoothing: {' and '.join(right)}"
         return {"the legible words are learnt": f"{seen}; bound 1 - 2 · {illegible:g} = {1 - 2 * illegible:g}"}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return """An encoder–decoder with one layer on each side. Words that depend on each other take twice the steps
 of those that do not: they are harder to learn."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             "For independent words both curves coincide. All models read the same unseen rows, with illegible words at "
             "the same places: hence the same zigzag."
         )
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         (early, late), (_, beside) = _lost(results, LEANS), _lost(results, ALONE)
         plain, smooth = ([summary(found(results, n, word=LEANS, smoothing=s)).mean for n in FIRST] for s in SMOOTHING)
         lost = [100 * summary(some).mean for some in (early, late, beside)]
@@ -104,7 +104,7 @@ of those that do not: they are harder to learn."""
             f"{100 * plain[1]:.1f} % to {100 * smooth[1]:.1f} %."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("words are translated", "smoothing", *SHOWN.values())]
         for word in WORDS:
             for smoothing in SMOOTHING:
@@ -112,7 +112,7 @@ of those that do not: they are harder to learn."""
                 rows.append((word, f"{smoothing:g}", *some))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (top, left, right) = panels("aa;bc", height=2.9)
         named = {}
         for word, label in LABELS.items():
@@ -135,7 +135,7 @@ of those that do not: they are harder to learn."""
         return figure
 
 
-def _lost(results: Sequence[Result], word: str) -> tuple[list[float], list[float]]:
+def _lost(results: Sequence[CellResult], word: str) -> tuple[list[float], list[float]]:
     """Return the loss of free running without smoothing in the first and in the last third of a row, by seed."""
     some = [r for r in results if (r["word"], r["smoothing"]) == (word, SMOOTHING[0])]
     lost = np.array([r["forced"] for r in some]) - np.array([r["free"] for r in some])

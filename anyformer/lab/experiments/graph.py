@@ -24,7 +24,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, seeds
@@ -89,7 +89,7 @@ class Claim(Experiment):
             accuracies["elsewhere"] = _right(moved, _rows(cell, elsewhere, UNSEEN, 3))
         return {**accuracies, "guessing": float(labels.max() / labels.sum()), "curve": curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         exact, task = _parted(results)
         counts = _counts(task)
         errors = {m: max(max(found(exact, name, model=m)) for name in ("outputs", "gradients")) for m in (MASK, BLIND)}
@@ -109,17 +109,17 @@ class Claim(Experiment):
         learnt = Fact(f"the mask labels {LEARNT} of the nodes right in every seed", min(own) >= LEARNT)
         return decide(conditions, requires=[learnt])
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         _, task = _parted(results)
         lowest = min(found(task, "accuracy", model=MASK, examples=_counts(task)[-1]))
         return {f"the mask labels {LEARNT} of the nodes right in every seed": f"lowest {lowest:.4f}"}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         nodes = results[0]["nodes"]
         return f"""Encoders with {HEADS} heads, feed-forwards twice as wide as the model and layer norms before each
 sublayer. Each seed draws a connected graph, a random tree with {nodes // 2} more edges, and {UNSEEN} unseen rows."""
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         _, task = _parted(results)
         counts = _counts(task)
         few, most = (
@@ -136,7 +136,7 @@ sublayer. Each seed draws a connected graph, a random tree with {nodes // 2} mor
             f"{100 * elsewhere:.0f} % right."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         _, task = _parted(results)
         counts = _counts(task)
         rows: list[tuple[str, ...]] = [
@@ -151,7 +151,7 @@ sublayer. Each seed draws a connected graph, a random tree with {nodes // 2} mor
             rows.append((label, *shown, str(summary(elsewhere)) if elsewhere else "–"))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         _, task = _parted(results)
         figure, (left, right) = panels("aab")
         counts = _counts(task)
@@ -240,9 +240,9 @@ def _right(model: Transformer, rows: tuple[Tensor, Tensor]) -> float:
     return float((model(rows[0]).argmax(dim=-1) == rows[1]).double().mean())
 
 
-def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def _parted(results: Sequence[CellResult]) -> tuple[list[CellResult], list[CellResult]]:
     return [r for r in results if r["part"] == "exact"], [r for r in results if r["part"] == "task"]
 
 
-def _counts(task: Sequence[Result]) -> list[int]:
+def _counts(task: Sequence[CellResult]) -> list[int]:
     return sorted({r["examples"] for r in task})

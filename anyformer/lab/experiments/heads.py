@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyformer.attention.attend import Backend
 from anyformer.config import Attention, Block, Features, ModelConfig, NoFeedForward, Stack
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
@@ -48,7 +48,7 @@ class Claim(Experiment):
             "fused": median_seconds(model, x, cell["repeats"], "sdpa"),
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         first, last = results[0], results[-1]
         flops = {r["flops"] for r in results} | {r["predicted"] for r in results}
         sizes = {r["parameters"] for r in results}
@@ -71,11 +71,11 @@ class Claim(Experiment):
             ]
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return """One text of random vectors (batch 1) in fp32. The model has a linear input layer, one block of
 attention without feed-forward, and its norms."""
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         first, last = results[0], results[-1]
         matrix, mib = ELEMENT * first["length"] ** 2, 2**20
         return {
@@ -88,13 +88,13 @@ attention without feed-forward, and its norms."""
             ),
         }
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             "FLOPs (rings) and what a fused kernel saves (diamonds) both stay at 1. Saved for backward: bytes that "
             "autograd keeps for the whole model; a part of them does not grow with h."
         )
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         most = results[-1]["heads"]
         return (
             f"From 1 to {most} heads FLOPs and parameters stay equal, and scores grow {most} times. Yet the time of a "
@@ -102,7 +102,7 @@ attention without feed-forward, and its norms."""
             f"{_range(results, 'fused')} with a fused kernel."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         head = ("heads", "FLOPs", "parameters", "scores", "kept", "kept, fused", "ms", "ms, fused")
         return [
             head,
@@ -121,7 +121,7 @@ attention without feed-forward, and its norms."""
             ),
         ]
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right) = panels(2, height=4)
         first = results[0]
         named = {"FLOPs": "flops", "elements of the scores": "scores"}
@@ -158,7 +158,7 @@ def _kept(model: Transformer, x: Tensor, backend: Backend) -> int:
     return sum(t.untyped_storage().nbytes() for at, t in seen.items() if at not in own)
 
 
-def _range(results: Sequence[Result], kernel: str) -> str:
+def _range(results: Sequence[CellResult], kernel: str) -> str:
     """Return the ratio of the longest to the shortest time, and both."""
     low, high = (found(r[kernel] for r in results) for found in (min, max))
     return f"{high / low:.1f} ({low * 1e3:.2f} to {high * 1e3:.2f} ms)"

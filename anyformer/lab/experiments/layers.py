@@ -24,7 +24,7 @@ from anyformer.config import (
     Stack,
 )
 from anyformer.config.block import MAX_DEPTH
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, median_seconds, mixer_flops
@@ -85,7 +85,7 @@ class Claim(Experiment):
             "seconds": median_seconds(model, x, cell["repeats"]),
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         conditions = []
         for kind, wanted in WANTED.items():
             fits = _exponents(results, kind)
@@ -106,14 +106,14 @@ class Claim(Experiment):
         )
         return decide(conditions)
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return """Stacks of mixers alone (no feed-forward, no norm), causal; attention with one head; one text of random
 vectors (batch 1) in fp32."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Grey labels: lines that coincide. The fully connected layer is measured up to 243 tokens."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         longest = max(r["length"] for r in _by_length(results) if r["kind"] != "fully connected")
         last = {r["kind"]: r for r in _by_length(results) if r["length"] == longest}
         one, other = last["attention"], last["recurrent"]
@@ -123,7 +123,7 @@ vectors (batch 1) in fp32."""
             f"fewer FLOPs the recurrence took {other['seconds'] / one['seconds']:.1f} times as long."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         head = (
             "mixer",
             "FLOPs",
@@ -157,7 +157,7 @@ vectors (batch 1) in fp32."""
             )
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         labels = {
             "flops": "FLOPs between tokens",
             "parameters": "parameters",
@@ -237,16 +237,16 @@ def _reaches(out: Tensor, x: Tensor) -> bool:
     return bool(slope[0, 0].abs().max() > 0)
 
 
-def _width(results: Sequence[Result]) -> int:
+def _width(results: Sequence[CellResult]) -> int:
     """Return the results of the longest rows."""
     return int(max(results, key=lambda r: r["length"])["width"])
 
 
-def _by_length(results: Sequence[Result]) -> list[Result]:
+def _by_length(results: Sequence[CellResult]) -> list[CellResult]:
     return [r for r in results if (r["width"], r["kernel"]) == (_width(results), KERNEL)]
 
 
-def _exponents(results: Sequence[Result], kind: str) -> tuple[float, float, float]:
+def _exponents(results: Sequence[CellResult], kind: str) -> tuple[float, float, float]:
     """Return the exponents of T and d in the FLOPs, and of T in the steps."""
     long = [r for r in _by_length(results) if r["kind"] == kind]
     wide = [r for r in results if (r["kind"], r["length"], r["kernel"]) == (kind, 27, KERNEL)]

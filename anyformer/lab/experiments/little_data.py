@@ -24,7 +24,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, mean_token_loss, seeds
@@ -84,7 +84,7 @@ class Claim(Experiment):
         losses = {"unseen": _loss(model, unseen), "seen": _loss(model, train[:UNSEEN])}
         return {**losses, "best": min(*watched, losses["unseen"]), "entropy": _entropy(cell), "curve": curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         exact, learnt = _parted(results)
         shift, order = max(found(exact, "shift", mixer=OTHERS[0])), max(found(exact, "order", mixer=BLIND))
         counts = _counts(learnt)
@@ -105,7 +105,7 @@ class Claim(Experiment):
                     conditions.append(More(f"loss on unseen rows after {n:,} rows, {m} - attention", other, mine))
         return decide(conditions)
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         cell = _parted(results)[1][0].cell
         return (
             f"A decoder reads rows of a key and {cell['length']} letters and predicts each next letter. Attention has "
@@ -113,7 +113,7 @@ class Claim(Experiment):
             f"positions. Feed-forwards are twice as wide as the model. Loss is measured on {UNSEEN} unseen rows."
         )
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         _, learnt = _parted(results)
         counts = _counts(learnt)
         losses = {
@@ -131,7 +131,7 @@ class Claim(Experiment):
             f"recurrence minus attention is {close}; above 0 attention is better."
         )
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         _, learnt = _parted(results)
         told = []
         for n in _counts(learnt)[1:-1]:
@@ -148,13 +148,13 @@ class Claim(Experiment):
             f"each mixer would have with {few} rows: {low}."
         )
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             "Lowest in training: as with early stopping. Below: errors of untrained encoders; a recurrence has neither "
             "symmetry, and its errors are in the table."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         exact, learnt = _parted(results)
         counts = _counts(learnt)
         rows: list[tuple[str, ...]] = [
@@ -166,7 +166,7 @@ class Claim(Experiment):
             rows.append((m, *losses, *errors))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         exact, learnt = _parted(results)
         figure, axes = panels("ab;cc", height=3)
         for axis, name, when in zip(axes, ("unseen", "best"), ("after training", "lowest in training"), strict=False):
@@ -186,15 +186,15 @@ class Claim(Experiment):
         return figure
 
 
-def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def _parted(results: Sequence[CellResult]) -> tuple[list[CellResult], list[CellResult]]:
     return [r for r in results if r["part"] == "symmetry"], [r for r in results if r["part"] == "data"]
 
 
-def _counts(learnt: Sequence[Result]) -> list[int]:
+def _counts(learnt: Sequence[CellResult]) -> list[int]:
     return sorted({r["examples"] for r in learnt})
 
 
-def _losses(learnt: Sequence[Result], mixer: str, examples: int) -> str:
+def _losses(learnt: Sequence[CellResult], mixer: str, examples: int) -> str:
     """Return the final and lowest loss on unseen rows, and the loss on training rows."""
     end, best, seen = (summary(found(learnt, n, mixer=mixer, examples=examples)) for n in ("unseen", "best", "seen"))
     return f"{end} ({best.mean:.3f}), {seen.mean:.3f}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyformer.config import ModelConfig
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import WIDER, seeds
@@ -63,7 +63,7 @@ class Claim(Experiment):
         cells = self.cells(size)
         return [[cell for cell in cells if (len(cell["rates"]) == 1) is tuning] for tuning in (True, False)]
 
-    def prepare(self, results: Sequence[Result]) -> None:
+    def prepare(self, results: Sequence[CellResult]) -> None:
         self.best = {(r, one): _tuning(results, r, one).best for r in _recipes(results) for one in OPTIMISERS}
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Claim(Experiment):
             best = min((loss for _, loss in curve), default=NO_LOSS)
             return {"lr": lr, "best": best, "diverged": over.diverged, "valid": curve, "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         losses = {recipe: _losses(results, recipe) for recipe in _recipes(results)}
         return decide(
             [
@@ -88,10 +88,10 @@ class Claim(Experiment):
             ]
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         return [_tuning(results, recipe, one) for recipe in _recipes(results) for one in OPTIMISERS]
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         facts = []
         for recipe in _recipes(results):
             losses = _losses(results, recipe)
@@ -103,7 +103,7 @@ class Claim(Experiment):
             )
         return f"Tuned equally, the lowest validation loss is {'; '.join(facts)}."
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         """Describe tasks and models, from the recipes."""
         each = []
         for recipe in _recipes(results):
@@ -124,7 +124,7 @@ class Claim(Experiment):
             f"warm-up that is longer in proportion, and evaluates every {steps // results[-1]['evaluations']} steps."
         )
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         """Name the rates that are nearly tied with the best one in tuning."""
         ties = []
         for recipe in _recipes(results):
@@ -141,12 +141,12 @@ class Claim(Experiment):
             else ""
         )
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         zoomed = any(_is_close(results, recipe) for recipe in _recipes(results))
         inset = " The inset enlarges the last third." if zoomed else ""
         return f"Left: dashed grey is AdamW's lowest loss, mean over seeds.{inset} Right: one seed, for tuning alone."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("task", "optimiser", "best rate", "lowest validation loss")]
         for recipe in _recipes(results):
             for optimizer, losses in _losses(results, recipe).items():
@@ -154,7 +154,7 @@ class Claim(Experiment):
                 rows.append((recipe, NAMES[optimizer], f"{lr:g}", str(summary(losses))))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         recipes = _recipes(results)
         figure, axes = panels(2 * len(recipes))
         for i, recipe in enumerate(recipes):
@@ -200,27 +200,27 @@ def _recipe(cell: Cell, lr: float) -> Recipe:
     return read_recipe(name, [*cell["changes"], *changes, *metrics])
 
 
-def _tuning(results: Sequence[Result], recipe: str, optimizer: str) -> Side:
+def _tuning(results: Sequence[CellResult], recipe: str, optimizer: str) -> Side:
     """Return the loss of each rate in tuning, with one seed."""
     some = [r for r in results if (r["recipe"], r["optimizer"]) == (recipe, optimizer) and len(r["rates"]) == 1]
     return Side(f"{NAMES[optimizer]} in {recipe}", {r["lr"]: [r["best"]] for r in some})
 
 
-def _recipes(results: Sequence[Result]) -> list[str]:
+def _recipes(results: Sequence[CellResult]) -> list[str]:
     return list(dict.fromkeys(r["recipe"] for r in results))
 
 
-def _last(results: Sequence[Result], recipe: str, optimizer: str) -> list[Result]:
+def _last(results: Sequence[CellResult], recipe: str, optimizer: str) -> list[CellResult]:
     """Return the trainings on fresh seeds."""
     some = [r for r in results if r["recipe"] == recipe and r["optimizer"] == optimizer]
     return [r for r in some if len(r["rates"]) > 1]
 
 
-def _losses(results: Sequence[Result], recipe: str) -> dict[str, list[float]]:
+def _losses(results: Sequence[CellResult], recipe: str) -> dict[str, list[float]]:
     return {one: [r["best"] for r in _last(results, recipe, one)] for one in OPTIMISERS}
 
 
-def _is_close(results: Sequence[Result], recipe: str) -> bool:
+def _is_close(results: Sequence[CellResult], recipe: str) -> bool:
     """Test whether the last losses are hard to tell apart beside the first ones."""
     adamw, muon = (summary(losses).mean for losses in _losses(results, recipe).values())
     first = summary([r["valid"][0][1] for r in _last(results, recipe, "adamw")]).mean
@@ -235,7 +235,7 @@ def _points(curves: Any) -> dict[float, list[float]]:
     return points
 
 
-def _steps_to(results: Sequence[Result], recipe: str, loss: float) -> tuple[float, float | None]:
+def _steps_to(results: Sequence[CellResult], recipe: str, loss: float) -> tuple[float, float | None]:
     """Return at which evaluation AdamW's mean loss is lowest, and at which Muon's is first as low as `loss`."""
     means = {one: _points(r["valid"] for r in _last(results, recipe, one)) for one in OPTIMISERS}
     steps = sorted(means["muon"])

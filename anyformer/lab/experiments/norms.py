@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import WIDER, final, found, seeds, side, sorting
@@ -47,7 +47,7 @@ class Claim(Experiment):
             ends = {"final": final(over.curve), "mean": mean, "exact_match": over.valid.get("exact_match", 0.0)}
             return {"diverged": over.diverged, **ends, "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         depths = _depths(results)
         shallow, deep = depths[0], depths[-1]
         ends = {(d, v): _best(results, "final", d, v) for d in (shallow, deep) for v in VARIANTS}
@@ -77,12 +77,12 @@ class Claim(Experiment):
             ],
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         shallow, *_, deep = _depths(results)
         judged = ((shallow, "both"), (shallow, "no norms"), (deep, "both"), (deep, "no residuals"))
         return [_side(results, depth, variant) for depth, variant in judged]
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         shallow, *_, deep = _depths(results)
         return {
             f"{d} layers learn with norms and residuals": (
@@ -91,7 +91,7 @@ class Claim(Experiment):
             for d in (shallow, deep)
         }
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         depths = _depths(results)
         each = []
         for d in (depths[0], depths[-1]):
@@ -102,7 +102,7 @@ class Claim(Experiment):
             each.append(f"at {d} layers {both}, {norms} and {residuals}")
         return f"Last training loss (nats per token, each at its best rate): {'; '.join(each)}."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("layers", "with", "rate", "last loss", "mean loss", "rows sorted", "diverged")]
         seeds = {d: len({r["seed"] for r in results if r["depth"] == d}) for d in _depths(results)}
         for depth in _depths(results):
@@ -114,13 +114,13 @@ class Claim(Experiment):
                     rows.append((str(depth), variant, f"{lr:g}", *shown, f"{lost} of {seeds[depth]}"))
         return rows
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         cell = results[0].cell
         return f"""A decoder reads a row of 4 to {cell["longest"]} digits and outputs them sorted. Norms are layer norms
 before each sublayer; a final norm stays in every variant. The shallow models have more seeds, since the difference
 between them is small. The rate rises over the first tenth of the steps and falls along a cosine after it."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         depth = _depths(results)[-1]
         lost, runs = (_best(results, name, depth, "no norms") for name in ("diverged", "curve"))
         text = "Each variant at its best rate. A training that diverged counts up to that step."
@@ -129,7 +129,7 @@ between them is small. The rate rises over the first tenth of the steps and fall
             text += f"{max(ends):g}{', where the curve ends' if all(lost) else ''}."
         return text
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         shallow = _depths(results)[0]
         both, without = (_best(results, "final", shallow, v) for v in ("both", "no residuals"))
         means = {v: summary(_best(results, "mean", shallow, v)) for v in ("both", "no residuals")}
@@ -144,7 +144,7 @@ between them is small. The rate rises over the first tenth of the steps and fall
             f"for depth, not for two layers.{pooled}"
         )
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         depths = _depths(results)
         figure, axes = panels(len(depths), sharey=True)
         for axis, depth in zip(axes, depths, strict=True):
@@ -162,19 +162,19 @@ def learnt(losses: Sequence[float]) -> bool | None:
     return True if max(losses) < LEARNT else False if min(losses) >= LEARNT else None
 
 
-def _depths(results: Sequence[Result]) -> list[int]:
+def _depths(results: Sequence[CellResult]) -> list[int]:
     return sorted({r["depth"] for r in results})
 
 
-def _diverged(results: Sequence[Result], depth: int, variant: str) -> str:
+def _diverged(results: Sequence[CellResult], depth: int, variant: str) -> str:
     """Return how many trainings diverged at the best rate, in parentheses; nothing if none did."""
     lost = _best(results, "diverged", depth, variant)
     return f" ({sum(lost)} of {len(lost)} diverged)" if any(lost) else ""
 
 
-def _side(results: Sequence[Result], depth: int, variant: str) -> Side:
+def _side(results: Sequence[CellResult], depth: int, variant: str) -> Side:
     return side(f"{depth} layers {WORDS[variant]}", results, "final", depth=depth, variant=variant)
 
 
-def _best(results: Sequence[Result], name: str, depth: int, variant: str) -> list[Any]:
+def _best(results: Sequence[CellResult], name: str, depth: int, variant: str) -> list[Any]:
     return found(results, name, depth=depth, variant=variant, lr=_side(results, depth, variant).best)

@@ -22,7 +22,7 @@ from anyformer.config import (
     Xavier,
 )
 from anyformer.data.readers import Rows as Read
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import found, seeds
@@ -72,7 +72,7 @@ class Claim(Experiment):
             assert over.job.valid is not None
             return {**over.found(), "blind": blind(over.job.valid)}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         root = results[0]["scale"]
 
         def rows(reader: str, task: str, position: str, scale: float = root, name: str = "exact_match") -> list[float]:
@@ -112,7 +112,7 @@ class Claim(Experiment):
         )
         return decide(conditions)
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         root = results[0]["scale"]
 
         def mean(name: str, reader: str, task: str, position: str) -> float:
@@ -131,7 +131,7 @@ class Claim(Experiment):
             f"{results[0]['blind']:.2f} at best (nats per token)."
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         first = {reader: next(r.cell for r in results if r["reader"] == reader) for reader in READERS}
         one, other = (first[reader] for reader in READERS)
         return (
@@ -142,7 +142,7 @@ class Claim(Experiment):
             "100 unseen rows."
         )
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         given = {"reader": "encoder", "scale": results[0]["scale"]}
         told = {}
         for task in ("copy", "reverse"):
@@ -154,10 +154,10 @@ class Claim(Experiment):
             told[f"encoder with positions: {task} is learnt in every seed"] = f"with {best} positions"
         return told
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "No tokens: token embeddings times 0, so that sinusoidal positions alone are left."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [
             ("positions of", "task", "positions", "tokens times", "rows right", "loss", "blind")
         ]
@@ -168,7 +168,7 @@ class Claim(Experiment):
             rows.append((reader, task, position, f"{scale:g}", *shown, "–" if task == "sort" else f"{blind:.3f}"))
         return rows
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         given = {"reader": "encoder", "task": "sort", "scale": results[0]["scale"]}
         loss = {p: found(results, "loss", position=p, **given) for p in SCHEMES}
         pairs = (("learned", "none"), ("sinusoidal", "none"), ("learned", "sinusoidal"))
@@ -179,7 +179,7 @@ class Claim(Experiment):
             f"{summary(loss['none'])} without positions (p values without correction: {', '.join(tests)})."
         )
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, axes = panels(4, height=3.9)
         root = results[0]["scale"]
         for axis, reader in zip(axes, READERS, strict=False):
@@ -253,5 +253,5 @@ def blind(rows: Read) -> float:
     return sum(ways) / sum(len(row) + 1 for row in sources)  # including <eos>, which can be predicted
 
 
-def _setting(result: Result) -> tuple[str, str, str, float]:
+def _setting(result: CellResult) -> tuple[str, str, str, float]:
     return result["reader"], result["task"], result["position"], result["scale"]

@@ -24,7 +24,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, learn, seeds
@@ -79,7 +79,7 @@ class Claim(Experiment):
         costs = {"flops": [t.flops for t in tables], "bytes": [t.cache_bytes for t in tables]}
         return {"accuracy": named.float().mean().item(), **costs, "curve": curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         most = max(r["pairs"] for r in results)
         named = {m: _accuracies(results, m, most) for m in STACKS}
         conditions: list[More | Fact] = []
@@ -120,7 +120,7 @@ class Claim(Experiment):
             ],
         )
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         most = max(r["pairs"] for r in results)
         each = ", ".join(
             f"{LABELS.get(m, m)} {100 * summary(_accuracies(results, m, most)).mean:.0f} %" for m in STACKS
@@ -130,7 +130,7 @@ class Claim(Experiment):
             f"the hybrid grow as T^{_growth(results, 'hybrid', 'flops'):.2f}, as in attention."
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         most = max(r["pairs"] for r in results)
         return (
             f"{KEYS} keys, none twice in a row, and {VALUES} values. A row has n pairs, then one query for each pair, "
@@ -138,10 +138,10 @@ class Claim(Experiment):
             "positions. Feed-forwards are twice as wide as the model. Values are counted in 512 unseen rows."
         )
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "FLOPs: of the two mixers and the output layer, without convolution and feed-forwards."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         pairs = sorted({r["pairs"] for r in results})
         rows: list[tuple[str, ...]] = [
             ("mixer", *(f"named of {n} pairs" for n in pairs), "exponent of T in FLOPs", "in cache bytes")
@@ -153,7 +153,7 @@ class Claim(Experiment):
             )
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right) = panels(2)
         pairs = sorted({r["pairs"] for r in results})
         lines(left, {LABELS.get(m, m): {n: _accuracies(results, m, n) for n in pairs} for m in STACKS})
@@ -191,13 +191,13 @@ def _recalls(cell: Cell, rows: int) -> tuple[Tensor, Tensor]:
     return ids, torch.cat((torch.full_like(pairs, -100), values.gather(1, asked)), dim=1)
 
 
-def _growth(results: Sequence[Result], mixer: str, cost: str) -> float:
+def _growth(results: Sequence[CellResult], mixer: str, cost: str) -> float:
     """Return the exponent of the length in a cost, between the two lengths."""
     low, high = next(r[cost] for r in results if r["mixer"] == mixer)
     return math.log(high / low) / math.log(LENGTHS[1] / LENGTHS[0])
 
 
-def _accuracies(results: Sequence[Result], mixer: str, pairs: int) -> list[float]:
+def _accuracies(results: Sequence[CellResult], mixer: str, pairs: int) -> list[float]:
     """Return the accuracies of all seeds at the best learning rate."""
     same = [r for r in results if (r["mixer"], r["pairs"]) == (mixer, pairs)]
     each = [[r["accuracy"] for r in same if r["lr"] == lr] for lr in {r["lr"] for r in same}]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import WIDER, seeds, sorting
 from anyformer.lab.figures import Points, label_ends, legend, lines, log_ticks, panels, reference
-from anyformer.lab.stats import Difference, Power, difference, power, summary
+from anyformer.lab.stats import MeanDifference, Power, difference, power, summary
 from anyformer.lab.trial import trial
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.inspection.taps import run_with_taps
@@ -66,7 +66,7 @@ class Claim(Experiment):
         model = Transformer(sorting(whole, [*changes, f"model.target.vocab={VOCAB}"]).model)
         return _beginning(model, torch.randint(VOCAB, (cell["rows"], cell["length"])))
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         ks = sorted({r["k"] for r in results if r["part"] == "training"})
         growth = {s: _variance(results, s).exponent for s in NAMES}
         few, many = (_gaps(results, "unit", k) for k in (ks[0], ks[-1]))
@@ -93,11 +93,11 @@ class Claim(Experiment):
             ]
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         ks = sorted({r["k"] for r in results if r["part"] == "training"})
         return [_side(results, "unit", k, scale) for k in (ks[0], ks[-1]) for scale in NAMES]
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         ks = sorted({r["k"] for r in results if r["part"] == "training"})
         gaps = ", ".join(f"{summary(_gaps(results, 'unit', k)).mean:+.2f} at k = {k}" for k in ks)
         slope = {s: summary(_values(results, "beginning", "unit", ks[-1], s, "gradient")).mean for s in NAMES}
@@ -110,7 +110,7 @@ class Claim(Experiment):
             f"{vanishes}: at k = {ks[-1]} it is {times:.1f} times as large."
         )
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         some = {init: {r["lr"] for r in results if r["part"] == "training" and r["init"] == init} for init in INITS}
         return (
             "A decoder reads a row of 4 to 11 digits and outputs them sorted. The width of values does not depend on "
@@ -119,7 +119,7 @@ class Claim(Experiment):
             f"{' and '.join(f'{lr:g}' for lr in sorted(some['unit']))}."
         )
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         ks = sorted({r["k"] for r in results if r["part"] == "training"})
         gaps = {k: _gaps(results, "unit", k) for k in ks}
         most = max(gaps, key=lambda k: summary(gaps[k]).mean)
@@ -133,13 +133,13 @@ class Claim(Experiment):
             f"small initialisation, which is not judged: {small}."
         )
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             "Variance, entropy and gradient: at initialisation. The lowest panel is the difference between the curves "
             "of the loss panel, each at its best learning rate; the claim is about unit initialisation."
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         head = ("initialisation", "k", "scores", *SEEN.values(), "best rate", "loss after training")
         rows: list[tuple[str, ...]] = [head]
         for init in INITS:
@@ -151,7 +151,7 @@ class Claim(Experiment):
                     rows.append((init, str(k), name, *means, *best))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         labels = {
             "variance": "variance of scores",
             "entropy": "entropy of softmax / highest",
@@ -194,30 +194,30 @@ def _beginning(model: Transformer, ids: Tensor) -> dict[str, float]:
     }
 
 
-def _values(results: Sequence[Result], part: str, init: str, k: int, scale: str, what: str) -> list[float]:
+def _values(results: Sequence[CellResult], part: str, init: str, k: int, scale: str, what: str) -> list[float]:
     way = (part, init, k, scale)
     return [r.found.get(what, GUESSING) for r in results if (r["part"], r["init"], r["k"], r["scale"]) == way]
 
 
-def _variance(results: Sequence[Result], scale: str) -> Power:
+def _variance(results: Sequence[CellResult], scale: str) -> Power:
     """Return how the variance of scores grows with k at unit initialisation."""
     ks = sorted({r["k"] for r in results if r["part"] == "training"})
     return power(ks, [summary(_values(results, "beginning", "unit", k, scale, "variance")).mean for k in ks])
 
 
-def _gaps(results: Sequence[Result], init: str, k: int) -> list[float]:
+def _gaps(results: Sequence[CellResult], init: str, k: int) -> list[float]:
     """Return how much higher the loss of each seed is without the factor."""
     pairs = zip(_best(results, init, k, "inv_sqrt_key"), _best(results, init, k, "none"), strict=True)
     return [without - given for given, without in pairs]
 
 
-def _best(results: Sequence[Result], init: str, k: int, scale: str) -> list[float]:
+def _best(results: Sequence[CellResult], init: str, k: int, scale: str) -> list[float]:
     """Return the losses of all seeds at the best learning rate."""
     side = _side(results, init, k, scale)
     return list(side.scores[side.best])
 
 
-def _side(results: Sequence[Result], init: str, k: int, scale: str) -> Side:
+def _side(results: Sequence[CellResult], init: str, k: int, scale: str) -> Side:
     """Return the losses of all seeds by learning rate."""
     way = ("training", init, k, scale)
     scores: dict[float, list[float]] = {}
@@ -227,11 +227,11 @@ def _side(results: Sequence[Result], init: str, k: int, scale: str) -> Side:
     return Side(f"{NAMES[scale]} at k = {k}", scores)
 
 
-def _with_interval(found: Difference) -> str:
+def _with_interval(found: MeanDifference) -> str:
     return f"{found.mean:+.4f} (95 %: {found.low:+.4f} to {found.high:+.4f})"
 
 
-def _by_k(results: Sequence[Result], what: str) -> dict[str, Points]:
+def _by_k(results: Sequence[CellResult], what: str) -> dict[str, Points]:
     part = "training" if what == "loss" else "beginning"
     ks = sorted({r["k"] for r in results if r["part"] == part})
     named: dict[str, Points] = {}

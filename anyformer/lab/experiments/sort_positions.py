@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import More, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds, side, sorting
@@ -43,14 +43,14 @@ class Claim(Experiment):
         fallen = next((step for step, loss in found["curve"] if loss <= FALLEN), None)
         return {"mean": sum(losses) / len(losses), "fallen": fallen, **found}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         conditions = []
         for shape, label in SHAPES.items():
             fixed, learned = ([r["mean"] for r in _best(results, shape, p)] for p in (SINUSOIDAL, LEARNED))
             conditions.append(More(f"training loss over all steps, {label}: sinusoidal - learned", fixed, learned))
         return decide(conditions)
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         found = []
         for shape, label in SHAPES.items():
             for p in SCHEMES:
@@ -58,14 +58,14 @@ class Claim(Experiment):
                 found.append(side(f"{label}, {p}", results, "mean", shape=shape, position=p, scale=best))
         return found
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"""Rows of 4 to {results[0]["longest"]} digits are sorted. Where a size has one learning rate, that one
 is the better."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Above: each scheme at its best scale and rate. Below: all of them (scheme, scale, rate)."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         facts = []
         for shape, label in SHAPES.items():
             best = {p: _best(results, shape, p) for p in SCHEMES}
@@ -73,7 +73,7 @@ is the better."""
             facts.append(f"{label}: {' and '.join(each)}")
         return f"The training loss (nats per token), averaged over all steps, is with a {'; with an '.join(facts)}."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [
             (
                 "shape",
@@ -93,7 +93,7 @@ is the better."""
             rows.append((SHAPES[shape], p, SCALES[scale], f"{lr:g}", mean, reached, right))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, axes = panels("ab;cd", height=3)
         for axis, below, (shape, label) in zip(axes[:2], axes[2:], SHAPES.items(), strict=True):
             curves(axis, {p: [r["curve"] for r in _best(results, shape, p)] for p in SCHEMES})
@@ -145,17 +145,17 @@ def _digits(cell: Cell, count: int) -> str:
     return f"{{kind='sort', count={count}, shortest=4, longest={cell['longest']}}}"
 
 
-def _some(results: Sequence[Result], shape: str, position: str, scale: str, lr: float) -> list[Result]:
+def _some(results: Sequence[CellResult], shape: str, position: str, scale: str, lr: float) -> list[CellResult]:
     setting = (shape, position, scale, lr)
     return [r for r in results if (r["shape"], r["position"], r["scale"], r["lr"]) == setting]
 
 
-def _best(results: Sequence[Result], shape: str, position: str) -> list[Result]:
+def _best(results: Sequence[CellResult], shape: str, position: str) -> list[CellResult]:
     """Return the results of all seeds with the scale and rate of the lowest mean loss."""
     same = dict.fromkeys((r["scale"], r["lr"]) for r in results if (r["shape"], r["position"]) == (shape, position))
     each = [_some(results, shape, position, scale, lr) for scale, lr in same]
     return min(each, key=lambda some: summary([r["mean"] for r in some]).mean)
 
 
-def _setting(result: Result) -> str:
+def _setting(result: CellResult) -> str:
     return f"tokens {SCALES[result['scale']]}, rate {result['lr']:g}"

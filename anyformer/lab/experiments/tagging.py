@@ -23,7 +23,7 @@ from anyformer.config import (
     Tokens,
     Xavier,
 )
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import DEVICE, found, learn, seeds
@@ -88,7 +88,7 @@ class Claim(Experiment):
             "curve": curve,
         }
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         made, real = _parted(results)
         near, beyond = ({m: found(made, name, model=m) for m in MIXERS} for name in ("near", "beyond"))
         conditions = [
@@ -112,7 +112,7 @@ class Claim(Experiment):
             ],
         )
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         made, _ = _parted(results)
         lowest = min(found(made, "beyond", model=ATTENTION))
         near = (f"{LABELS[m]} {min(found(made, 'near', model=m)):.3f}" for m in (WINDOW, ATTENTION))
@@ -121,14 +121,14 @@ class Claim(Experiment):
             f"one of both tags {LEARNT} of the near words in every seed": f"lowest: {', '.join(near)}",
         }
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"""Encoders that tag sentences of {_parted(results)[0][0]["length"]} words. Self-attention has rotary
 positions; the word alone has no mixer. Feed-forwards are twice as wide as the model."""
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Beyond 4 words the window and the word alone guess among 4 markers."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         made, real = _parted(results)
         near, beyond = (_shares(made, name) for name in ("near", "beyond"))
         text = f" On English Web Treebank: {_shares(real, 'accuracy')}." if real else ""
@@ -137,7 +137,7 @@ positions; the word alone has no mixer. Feed-forwards are twice as wide as the m
             f"on a marker more than {REACH} words away: {beyond}.{text}"
         )
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         made, real = _parted(results)
         rows: list[tuple[str, ...]] = [
             ("model", "parameters", "by the word before", f"marker within {REACH}", "marker beyond")
@@ -149,7 +149,7 @@ positions; the word alone has no mixer. Feed-forwards are twice as wide as the m
             rows.append((label, f"{found(made, 'parameters', model=m)[0]:,}", *shown))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         made, real = _parted(results)
         figure, axes = panels("abb;cc." if real else "abb")
         bars(axes[0], {label: found(made, "near", model=m) for m, label in LABELS.items()})
@@ -217,11 +217,11 @@ def _model(cell: Cell) -> Transformer:
         return Transformer(ModelConfig(width=cell["width"], source=tokens, encoder=stack, head=head, init=Xavier()))
 
 
-def _parted(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def _parted(results: Sequence[CellResult]) -> tuple[list[CellResult], list[CellResult]]:
     return [r for r in results if r["text"] == MADE], [r for r in results if r["text"] == EWT]
 
 
-def _shares(results: Sequence[Result], name: str) -> str:
+def _shares(results: Sequence[CellResult], name: str) -> str:
     return ", ".join(
         f"{label} {100 * summary(found(results, name, model=m)).mean:.1f} %" for m, label in LABELS.items()
     )

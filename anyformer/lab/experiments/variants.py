@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.position_module import Positions
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import seeds, sorting
@@ -52,7 +52,7 @@ class Claim(Experiment):
         still = "train.optimizer.weight_decay=0.0"  # weight decay would change the frozen weights
         return trial(sorting(cell, [still, *VARIANTS[cell["variant"]]]), begin(cell["variant"]))
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         each = {v: _sorted(results, v) for v in VARIANTS}
         conditions = [
             Fact(
@@ -66,27 +66,27 @@ class Claim(Experiment):
         apart = min(each["full"]) >= LEARNT and max(each["no mixer"]) < LEARNT
         return decide(conditions, requires=[Fact("full attention sorts half of the rows and no mixer does not", apart)])
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         both = ((v, _sorted(results, v)) for v in ("full", "no mixer"))
         seen = ", ".join(f"{v} {min(x):.2f} to {max(x):.2f}" for v, x in both)
         return {"full attention sorts half of the rows and no mixer does not": seen}
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         longest = results[0]["longest"]
         return f"A decoder reads a row of 4 to {longest} digits and outputs them sorted. 300 unseen rows are measured."
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return (
             "Below: full attention with the five variants of the claim on the left, and with all others on the right. "
             "Apart from full attention, a colour marks different variants in these two panels. Losses above 1.8 are "
             "cut off."
         )
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         each = ", ".join(f"{v} {100 * summary(_sorted(results, v)).mean:.1f} %" for v in VARIANTS)
         return f"Unseen rows sorted without a mistake: {each}."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("attention", "rows sorted", "loss", "p (loss)", "parameters")]
         whole = [r["loss"] for r in _of(results, "full")]
         for v in VARIANTS:
@@ -96,7 +96,7 @@ class Claim(Experiment):
             rows.append((v, str(summary(_sorted(results, v))), str(summary(loss)), p, f"{size:,}"))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right, claimed, beside) = panels(4, height=3.6)
         bars(left, {v: _sorted(results, v) for v in VARIANTS})
         reference(left, LEARNT, "half", across=False)
@@ -156,10 +156,10 @@ def _hold(parameter: Tensor, learns: Tensor) -> None:
     parameter.register_hook(lambda gradient: gradient * learns)
 
 
-def _of(results: Sequence[Result], variant: str) -> list[Result]:
+def _of(results: Sequence[CellResult], variant: str) -> list[CellResult]:
     return [r for r in results if r["variant"] == variant and not r["diverged"]]
 
 
-def _sorted(results: Sequence[Result], variant: str) -> list[float]:
+def _sorted(results: Sequence[CellResult], variant: str) -> list[float]:
     """Return the share of rows that each seed sorted; 0 where it diverged."""
     return [0.0 if r["diverged"] else r["exact_match"] for r in results if r["variant"] == variant]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide, outcomes_of
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import WIDER, final, found, seeds, side, sorting
@@ -51,7 +51,7 @@ class Claim(Experiment):
         with trained(sorting(cell, changes), lambda model: gradients.extend(_gradients(model))) as over:
             return {"diverged": over.diverged, "final": final(over.curve), "gradients": gradients, "curve": over.curve}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         rates = sorted({r["lr"] for r in results})
         costs = {(lr, p): _cost(results, lr, p) for lr in rates for p in PLACEMENTS}
         fair = [lr for lr in rates if costs[lr, "pre"] < MUCH]  # at which pre-norm learns from the first step
@@ -74,18 +74,18 @@ class Claim(Experiment):
             also=each,
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         return [
             side(f"{p}-norm, warm-up of {n} steps", results, "final", placement=p, warmup=n)
             for p in PLACEMENTS
             for n in _warmups(results)
         ]
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         return f"""A decoder reads 4 to {results[0]["longest"]} digits and outputs them sorted. The warm-up takes
 {max(_warmups(results))} steps; the rate is constant after it."""
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         ratios = [row[-1] / row[0] for row in found(results, "gradients", placement="post")]
         seen = f"last / first layer, mean over seeds (lowest {min(ratios):.1f}, highest {max(ratios):.1f}); not tested"
         return {
@@ -93,10 +93,10 @@ class Claim(Experiment):
             "with post-norm the first gradient grows towards the last layer": seen,
         }
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "Below: the norm of the first gradient of all weights of a layer, on random rows."
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         rates = sorted({r["lr"] for r in results})
         each = [
             f"{_cost(results, lr, 'pre'):+.2f} nats with pre-norm and {_cost(results, lr, 'post'):+.2f} with "
@@ -106,7 +106,7 @@ class Claim(Experiment):
         changes = f"Leaving out the warm-up changes the last training loss by {', '.join(each)}."
         return f"{changes} One rate with a large difference is enough for the claim."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("norm", "rate", "without warm-up", "with", "p", "diverged")]
         for lr in sorted({r["lr"] for r in results}):
             for placement in PLACEMENTS:
@@ -117,7 +117,7 @@ class Claim(Experiment):
                 rows.append((placement, f"{lr:g}", *shown, p, f"{lost} of {sum(map(len, some))}"))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         rates = sorted({r["lr"] for r in results})
         figure, (*lefts, right) = panels("ab;cc" if len(rates) == 2 else len(rates) + 1)
         for axis, lr in zip(lefts, rates, strict=True):
@@ -150,32 +150,32 @@ def _gradients(model: Transformer) -> list[float]:
     return norms
 
 
-def _warmups(results: Sequence[Result]) -> list[int]:
+def _warmups(results: Sequence[CellResult]) -> list[int]:
     return sorted({r["warmup"] for r in results})
 
 
-def _without_and_with(results: Sequence[Result], lr: float, placement: str) -> list[list[float]]:
+def _without_and_with(results: Sequence[CellResult], lr: float, placement: str) -> list[list[float]]:
     """Return the last losses of all seeds."""
     return [found(results, "final", lr=lr, placement=placement, warmup=warmup) for warmup in _warmups(results)]
 
 
-def _cost(results: Sequence[Result], lr: float, placement: str) -> float:
+def _cost(results: Sequence[CellResult], lr: float, placement: str) -> float:
     """Return how much higher the last loss is without a warm-up."""
     without, given = (summary(some).mean for some in _without_and_with(results, lr, placement))
     return without - given
 
 
-def _need(results: Sequence[Result], lr: float) -> More:
+def _need(results: Sequence[CellResult], lr: float) -> More:
     without, given = _without_and_with(results, lr, "post")
     return More(f"post-norm at {lr:g}: loss without - with a warm-up", without, given, MUCH)
 
 
-def _by_layer(results: Sequence[Result], placement: str) -> dict[float, list[float]]:
+def _by_layer(results: Sequence[CellResult], placement: str) -> dict[float, list[float]]:
     lr, warmup = min(r["lr"] for r in results), _warmups(results)[0]  # those of a seed are equal in all cells
     rows = found(results, "gradients", placement=placement, lr=lr, warmup=warmup)
     return {layer: list(values) for layer, values in enumerate(zip(*rows, strict=True), 1)}
 
 
-def _growth(results: Sequence[Result], placement: str) -> float:
+def _growth(results: Sequence[CellResult], placement: str) -> float:
     """Return the ratio of the gradient norms of the last and the first layer."""
     return summary([row[-1] / row[0] for row in found(results, "gradients", placement=placement)]).mean

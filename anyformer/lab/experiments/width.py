@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from anyformer.lab.cells import Cell, Result
+from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, Side, decide
 from anyformer.lab.experiment import Experiment, Rows, Size, Verdict
 from anyformer.lab.experiments.common import FRESH, WIDER, seeds
@@ -41,7 +41,7 @@ class Claim(Experiment):
         with trained(_recipe(cell)) as over:
             return {"diverged": over.diverged, "curve": over.curve, **({} if over.diverged else over.valid)}
 
-    def judge(self, results: Sequence[Result]) -> Verdict:
+    def judge(self, results: Sequence[CellResult]) -> Verdict:
         best = {scale: _best(results, scale) for scale in SCALES}
         narrow, wide = min(best["mup"]), max(best["mup"])
         most = max(abs(math.log2(lr / best["mup"][narrow])) for lr in best["mup"].values())
@@ -61,14 +61,14 @@ class Claim(Experiment):
             ],
         )
 
-    def sides(self, results: Sequence[Result]) -> list[Side]:
+    def sides(self, results: Sequence[CellResult]) -> list[Side]:
         return [
             Side(f"{name} muP at width {width}", {lr: points.get(lr, [math.inf]) for lr in _rates(results)})
             for scale, name in (("standard", "without"), ("mup", "with"))
             for width, points in _losses(results, scale).items()
         ]
 
-    def result(self, results: Sequence[Result]) -> str:
+    def result(self, results: Sequence[CellResult]) -> str:
         ends = _ends(results)
         each = [
             f"{name} muP "
@@ -80,14 +80,14 @@ class Claim(Experiment):
         ]
         return f"The best learning rates by width are {' and '.join(each)}."
 
-    def setting(self, results: Sequence[Result]) -> str:
+    def setting(self, results: Sequence[CellResult]) -> str:
         base = min(r["width"] for r in results)
         return (
             "Recipe `shakespeare` with AdamW (betas 0.9 and 0.95), Xavier initialisation, a warm-up of a tenth of the "
             f"steps, then a cosine schedule. The base width of muP is {base}: there both are the same model."
         )
 
-    def remark(self, results: Sequence[Result]) -> str:
+    def remark(self, results: Sequence[CellResult]) -> str:
         """Name rates that are nearly as good as the best one."""
         ties, base = [], min(r["width"] for r in results)
         for scale, name in (("standard", "without"), ("mup", "with")):
@@ -100,7 +100,7 @@ class Claim(Experiment):
                     )
         return f"The second best rate is within one standard deviation of the best: {'; '.join(ties)}." if ties else ""
 
-    def beside(self, results: Sequence[Result]) -> dict[str, str]:
+    def beside(self, results: Sequence[CellResult]) -> dict[str, str]:
         best = _best(results, "standard")
         at_least = "; at least, as no smaller rate was tried" * (_ends(results).get(best[max(best)]) == "smallest")
         return {
@@ -110,10 +110,10 @@ class Claim(Experiment):
             "without it the best rate falls by a factor of 4 or more": f"from the narrowest to the widest{at_least}",
         }
 
-    def caption(self, results: Sequence[Result]) -> str:
+    def caption(self, results: Sequence[CellResult]) -> str:
         return "The curve of the narrowest width is the same in both upper panels."
 
-    def table(self, results: Sequence[Result]) -> Rows:
+    def table(self, results: Sequence[CellResult]) -> Rows:
         rows: list[tuple[str, ...]] = [("width", "best rate", "loss", "best rate with muP", "loss with muP")]
         losses = {scale: _losses(results, scale) for scale in SCALES}
         for width in losses["standard"]:
@@ -124,7 +124,7 @@ class Claim(Experiment):
             rows.append(tuple(cells))
         return rows
 
-    def draw(self, results: Sequence[Result]) -> Any:
+    def draw(self, results: Sequence[CellResult]) -> Any:
         figure, (left, right, below) = panels("ab;cc")
         for axis, scale, title in ((left, "standard", "without muP"), (right, "mup", "with muP")):
             losses = _losses(results, scale)
@@ -167,7 +167,7 @@ def _recipe(cell: Cell) -> Recipe:
     return read_recipe("shakespeare", changes)
 
 
-def _losses(results: Sequence[Result], scale: str) -> dict[int, dict[float, list[float]]]:
+def _losses(results: Sequence[CellResult], scale: str) -> dict[int, dict[float, list[float]]]:
     """Return validation losses by width and learning rate, without rates at which a training diverged.
 
     At the base width both scales are the same.
@@ -181,17 +181,17 @@ def _losses(results: Sequence[Result], scale: str) -> dict[int, dict[float, list
     return found
 
 
-def _best(results: Sequence[Result], scale: str) -> dict[int, float]:
+def _best(results: Sequence[CellResult], scale: str) -> dict[int, float]:
     """Return the learning rate with the lowest mean loss, by width."""
     losses = _losses(results, scale)
     return {width: min(points, key=lambda lr: summary(points[lr]).mean) for width, points in losses.items()}
 
 
-def _rates(results: Sequence[Result]) -> list[float]:
+def _rates(results: Sequence[CellResult]) -> list[float]:
     return sorted({r["lr"] for r in results})
 
 
-def _ends(results: Sequence[Result]) -> dict[float, str]:
+def _ends(results: Sequence[CellResult]) -> dict[float, str]:
     """Return the smallest and the largest rate that were tried."""
     rates = [r["lr"] for r in results]
     return {min(rates): "smallest", max(rates): "largest"}

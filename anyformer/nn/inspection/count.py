@@ -33,7 +33,7 @@ BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True)
-class Row:
+class PartCost:
     """Cost of one kind of part, summed over all layers that have it."""
 
     part: str
@@ -48,7 +48,7 @@ class Row:
 class Table:
     """Cost of a model: rows, totals, and the sizes they were counted for."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PartCost, ...]
     length: int
     source_length: int | None  # of an encoder-decoder
     batch: int
@@ -84,7 +84,7 @@ def _cached(cost: Cost, bytes_per_value: int) -> int:
     return cost.cached * bytes_per_value + cost.states * max(bytes_per_value, STATE_BYTES)
 
 
-def _format(row: Row | Table) -> list[str]:
+def _format(row: PartCost | Table) -> list[str]:
     flops, *memory = row.flops, row.activation_bytes, row.cache_bytes
     return [f"{row.parameters:,}", human(flops, 1000, FLOPS), *(human(n, 1024, BYTES) for n in memory)]
 
@@ -135,7 +135,9 @@ def count(
     parts.append(("head", 1, head_cost(config, batch, length)))
     tower = tower_config(config)
     rows = [
-        Row(name, layers, cost.parameters, cost.flops, cost.saved * bytes_per_value, _cached(cost, bytes_per_value))
+        PartCost(
+            name, layers, cost.parameters, cost.flops, cost.saved * bytes_per_value, _cached(cost, bytes_per_value)
+        )
         for name, layers, cost in parts
         if cost != Cost() or name.endswith("embeddings")  # a shared table has a row even if it costs nothing
     ]

@@ -17,7 +17,7 @@ from anyformer.nn.stack import BlockStack, Skipped
 
 
 @dataclass(frozen=True)
-class Step:
+class StreamStep:
     """A sublayer in the residual stream; all tensors [n, d]."""
 
     name: str  # decoder.0.mixer
@@ -34,7 +34,7 @@ class LayerStream:
     """The sublayers of one layer, in order; parallel ones read and return the same stream."""
 
     start: Tensor  # [n, d]
-    steps: list[Step]
+    steps: list[StreamStep]
     total: Tensor  # the sum, before a norm of it
     end: Tensor
     residual: bool
@@ -83,7 +83,7 @@ def layer_stream(
     if isinstance(block, ParallelBlock):
         x = normed(block.norm_sum, total, layout)
         parts = [(*one[:5], total, x) for one in parts]
-    steps = [Step(f"{side}.{layer}.{part}", sublayer, *(y[0] for y in rest)) for part, sublayer, *rest in parts]
+    steps = [StreamStep(f"{side}.{layer}.{part}", sublayer, *(y[0] for y in rest)) for part, sublayer, *rest in parts]
     norm = block.norm_sum if isinstance(block, ParallelBlock) else nn.Identity()
     return LayerStream(start[0], steps, total[0], x[0], residual, parallel, norm)
 

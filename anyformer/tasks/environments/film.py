@@ -8,7 +8,7 @@ import numpy as np
 from anyformer.config.spec import ConfigError, Fault
 from anyformer.runs.run import Run
 from anyformer.tasks.environments.environment import make
-from anyformer.tasks.environments.rollout import Finished, Player, Policy, check_run
+from anyformer.tasks.environments.rollout import FinishedEpisode, Player, Policy, check_run
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,7 +18,7 @@ MILLISECONDS = 400  # of a frame
 LAST = 1500  # milliseconds of the last frame
 
 
-def film(run: Run, name: str, seed: int, out: Path, target: float | None = None) -> Finished:
+def film(run: Run, name: str, seed: int, out: Path, target: float | None = None) -> FinishedEpisode:
     """Play the episode of a seed and write its film; return its result."""
     environment = make(name)
     task, target = check_run(run, name, environment, target)

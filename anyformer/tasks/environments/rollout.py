@@ -26,7 +26,7 @@ from anyformer.tasks.environments.environment import Environment, make
 Z95 = 1.959964  # of the normal distribution
 
 
-class Finished(NamedTuple):
+class FinishedEpisode(NamedTuple):
     """The result of one episode."""
 
     seed: int
@@ -35,7 +35,7 @@ class Finished(NamedTuple):
     steps: int
 
 
-class Report(NamedTuple):
+class RolloutReport(NamedTuple):
     """Results of all episodes, with intervals of 95 %."""
 
     environment: str
@@ -70,8 +70,8 @@ class Player:
         self.seen.append(observation)
         self.wanted.append(self.to_go)
 
-    def result(self) -> Finished:
-        return Finished(self.seed, self.success, self.total, len(self.actions))
+    def result(self) -> FinishedEpisode:
+        return FinishedEpisode(self.seed, self.success, self.total, len(self.actions))
 
 
 class Policy:
@@ -157,13 +157,13 @@ def rollout(
     temperature: float = 0.0,
     target: float | None = None,
     progress: Callable[[int], None] | None = None,
-) -> list[Finished]:
+) -> list[FinishedEpisode]:
     """Return the results of the episodes of consecutive seeds, in the order of these.
 
     `target` is the return that a run with returns aims at; None: the highest of its bins.
     """
     task, target = check_run(run, name, make(name), target)
-    policy, results = Policy(task, run.model, temperature), list[Finished]()
+    policy, results = Policy(task, run.model, temperature), list[FinishedEpisode]()
     environments = [make(name) for _ in range(min(parallel, episodes))]
     for first in range(seed, seed + episodes, parallel):
         seeds = range(first, min(first + parallel, seed + episodes))
@@ -210,7 +210,7 @@ def _check_actions(task: ActionPrediction, name: str, environment: Environment) 
     raise ConfigError([Fault("environment", f"= '{name}': {what}")])
 
 
-def summarise(name: str, results: Sequence[Finished]) -> Report:
+def summarise(name: str, results: Sequence[FinishedEpisode]) -> RolloutReport:
     """Return success rate, if the environment defines success, mean return and their intervals."""
     n, known = len(results), [result.success for result in results if result.success is not None]
     share = sum(known) / n if known else None
@@ -218,7 +218,7 @@ def summarise(name: str, results: Sequence[Finished]) -> Report:
     error = Z95 * float(totals.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     mean, steps = float(totals.mean()), sum(result.steps for result in results) / n
     interval = None if share is None else _wilson(share, n)
-    return Report(name, n, share, interval, mean, (mean - error, mean + error), steps)
+    return RolloutReport(name, n, share, interval, mean, (mean - error, mean + error), steps)
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:

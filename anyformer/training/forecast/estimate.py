@@ -22,7 +22,7 @@ from anyformer.kernels.gpu_table import GPU
 from anyformer.training.forecast.network import Group
 from anyformer.training.forecast.split import Split, gathered_values, part_weights, step_memory, tensor_part
 from anyformer.training.forecast.update import update_messages, update_work
-from anyformer.training.forecast.work import FP32, Rows, StepWork, Work, step_work
+from anyformer.training.forecast.work import FP32, MicroBatch, PartWork, StepWork, step_work
 from anyformer.training.forecast.workload import Workload
 
 LAUNCH_SECONDS = 8e-6  # of the CPU, for a kernel of compiled code
@@ -32,7 +32,7 @@ SPARE_SHARE, SPARE_BYTES = 0.05, 1e9  # memory for fragments, and for the librar
 SECONDS_PER_DAY = 86_400
 
 
-class Engine(NamedTuple):
+class TrainingEngine(NamedTuple):
     """Properties of a training engine; those of others serve the comparison with published runs."""
 
     gather_bytes: int = FP32  # of a weight, in FSDP's messages
@@ -40,7 +40,7 @@ class Engine(NamedTuple):
     builds_whole: bool = True  # each process builds the whole model on its GPU before it keeps a part
 
 
-OURS = Engine()
+OURS = TrainingEngine()
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Forecast:
         return 24 * self.days(tokens) * self.split.gpus * rate
 
 
-def forecast(work: Workload, gpu: GPU, split: Split, engine: Engine = OURS) -> Forecast:
+def forecast(work: Workload, gpu: GPU, split: Split, engine: TrainingEngine = OURS) -> Forecast:
     """Return the forecast of a step for one split."""
-    rows = Rows(split.rows, work.length, work.source_length, split.context)
+    rows = MicroBatch(split.rows, work.length, work.source_length, split.context)
     compiled = work.compiled and split.context == 1  # as in `training/prepare.py`
     one = _step_work(work.config, rows, split.tensor, work.size, compiled)
     ahead = _pass_seconds(one.forward, gpu, work, split)
-    back = _pass_seconds(one.backward + (one.blocks if split.recompute else Work()), gpu, work, split)
+    back = _pass_seconds(one.backward + (one.blocks if split.recompute else PartWork()), gpu, work, split)
     compute = split.accumulate * (ahead + back)
     compute += update_work(work.config, work.optimizer, split).seconds(gpu, work.precision)
     hidden, shown = _weight_messages(work, gpu, split, (ahead, back), engine)
@@ -93,11 +93,11 @@ def forecast(work: Workload, gpu: GPU, split: Split, engine: Engine = OURS) -> F
 
 
 @cache
-def _step_work(config: ModelConfig, rows: Rows, tensor: int, size: int, compiled: bool) -> StepWork:
+def _step_work(config: ModelConfig, rows: MicroBatch, tensor: int, size: int, compiled: bool) -> StepWork:
     return step_work(tensor_part(config, tensor), rows, size=size, compiled=compiled)
 
 
-def _pass_seconds(work: Work, gpu: GPU, run: Workload, split: Split) -> float:
+def _pass_seconds(work: PartWork, gpu: GPU, run: Workload, split: Split) -> float:
     seconds = work.seconds(gpu, run.precision)
     if split.gpus == 1 and run.compiled:
         return seconds
@@ -106,7 +106,7 @@ def _pass_seconds(work: Work, gpu: GPU, run: Workload, split: Split) -> float:
 
 
 def _weight_messages(
-    work: Workload, gpu: GPU, split: Split, passes: tuple[float, float], engine: Engine
+    work: Workload, gpu: GPU, split: Split, passes: tuple[float, float], engine: TrainingEngine
 ) -> tuple[float, float]:
     """Return the seconds of communication of weights and gradients: during the passes, and beyond them."""
     weights = part_weights(work.config, split.tensor)
@@ -130,7 +130,7 @@ def _weight_messages(
     return split.accumulate * (2 * gather + reduce) - shown, shown
 
 
-def _activation_messages(work: Workload, gpu: GPU, split: Split, rows: Rows) -> float:
+def _activation_messages(work: Workload, gpu: GPU, split: Split, rows: MicroBatch) -> float:
     """Return the seconds of communication of activations in a micro-batch, along `tensor` and `context`."""
     config, times = work.config, 1 + split.recompute
     lengths, seconds = rows.lengths(), 0.0

@@ -16,7 +16,7 @@ COMPUTE, COMMUNICATION, IDEAL = "#0072b2", "#d55e00", "#777777"  # apart for all
 
 
 @dataclass(frozen=True)
-class Plan:
+class Forecasts:
     """Forecasts of one training run, for each number of GPUs."""
 
     work: Workload
@@ -29,7 +29,7 @@ class Plan:
     @classmethod
     def of(
         cls, work: Workload, name: str, gpu: GPU, counts: Sequence[int], tokens: float, rate: float | None = None
-    ) -> "Plan":
+    ) -> "Forecasts":
         """Search for the best split for each number of GPUs."""
         return cls(work, name, gpu, tokens, rate, tuple(best_split(work, gpu, n) for n in counts))
 

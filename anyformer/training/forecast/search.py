@@ -6,7 +6,7 @@ from itertools import product
 
 from anyformer.kernels.gpu_table import GPU
 from anyformer.recipe.model_split import context_faults
-from anyformer.training.forecast.estimate import OURS, Engine, Forecast, forecast
+from anyformer.training.forecast.estimate import OURS, Forecast, TrainingEngine, forecast
 from anyformer.training.forecast.split import Split, can_split_layers
 from anyformer.training.forecast.workload import Workload
 
@@ -22,7 +22,7 @@ class NoSplit:
     reason: str
 
 
-def best_split(work: Workload, gpu: GPU, gpus: int, engine: Engine = OURS) -> Forecast | NoSplit:
+def best_split(work: Workload, gpu: GPU, gpus: int, engine: TrainingEngine = OURS) -> Forecast | NoSplit:
     """Return the forecast of the fastest split that fits into memory."""
     found = list(_forecasts(work, gpu, gpus, engine))
     fitting = [one for one in found if one.fits(gpu)]
@@ -41,7 +41,7 @@ def _complexity(split: Split) -> tuple[int, bool, bool, int]:
     return split.context * split.tensor, split.recompute, split.sharded, split.accumulate
 
 
-def _forecasts(work: Workload, gpu: GPU, gpus: int, engine: Engine) -> Iterator[Forecast]:
+def _forecasts(work: Workload, gpu: GPU, gpus: int, engine: TrainingEngine) -> Iterator[Forecast]:
     """Yield the forecasts of all splits that fit, and of the smallest micro-batches that do not."""
     for (tensor, context, sharded), recompute in product(_meshes(work, gpu, gpus), (False, True)):
         data = gpus // (tensor * context)

@@ -35,7 +35,7 @@ from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import ADAMW, Memory, Precision, training_memory
 from anyformer.recipe import Optimizer
 from anyformer.recipe.model_split import tensor_faults
-from anyformer.training.forecast.work import FP32, Rows
+from anyformer.training.forecast.work import FP32, MicroBatch
 
 LOGIT_BYTES = 16  # the logits in half precision and in fp32, their exponentials and a gradient
 GATHERED_LAYERS = 2  # the one that runs and the next
@@ -142,7 +142,7 @@ def part_weights(config: ModelConfig, n: int) -> Weights:
 
 def step_memory(
     config: ModelConfig,
-    rows: Rows,
+    rows: MicroBatch,
     split: Split,
     precision: Precision,
     compiled: bool,
@@ -172,7 +172,7 @@ def step_memory(
 @cache
 def _part_memory(
     config: ModelConfig,
-    rows: Rows,
+    rows: MicroBatch,
     n: int,
     precision: Precision,
     compiled: bool,
@@ -193,7 +193,7 @@ def _part_memory(
     )
 
 
-def gathered_values(config: ModelConfig, rows: Rows, n: int) -> Iterator[tuple[float, int]]:
+def gathered_values(config: ModelConfig, rows: MicroBatch, n: int) -> Iterator[tuple[float, int]]:
     """Yield the number of keys and values that a layer gathers along `context`, and the number of equal layers.
 
     n is the number of parts along `tensor`.

@@ -6,15 +6,15 @@ from anyformer.nn.inspection.optimizer_cost import trained_weights
 from anyformer.recipe import Optimizer, Update
 from anyformer.training.forecast.network import Group
 from anyformer.training.forecast.split import Split, part_weights
-from anyformer.training.forecast.work import FP32, Work
+from anyformer.training.forecast.work import FP32, PartWork
 
 CLIPPED = 3  # values that clipping moves for each weight: it reads two and writes one
 
 
-def update_work(config: ModelConfig, optimizer: Optimizer, split: Split) -> Work:
+def update_work(config: ModelConfig, optimizer: Optimizer, split: Split) -> PartWork:
     """Return the work of a step of the optimiser on one GPU."""
     update, own = _update(config, optimizer, split)
-    return Work(update.flops, moved=FP32 * (update.moved + CLIPPED * own), kernels=update.kernels)
+    return PartWork(update.flops, moved=FP32 * (update.moved + CLIPPED * own), kernels=update.kernels)
 
 
 def update_messages(config: ModelConfig, optimizer: Optimizer, split: Split, gpu: GPU) -> float:

@@ -52,7 +52,7 @@ EAGER_PASSES = 2.5  # times the elementwise bytes of a compiled step
 
 
 @dataclass(frozen=True)
-class Work:
+class PartWork:
     """FLOPs, bytes and kernels of a part of a step."""
 
     matmul: float = 0.0
@@ -61,8 +61,8 @@ class Work:
     kernels: float = 0.0
     biased: float = 0.0  # attention with a learned bias
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "PartWork") -> "PartWork":
+        return PartWork(
             self.matmul + other.matmul,
             self.attention + other.attention,
             self.moved + other.moved,
@@ -70,8 +70,8 @@ class Work:
             self.biased + other.biased,
         )
 
-    def __mul__(self, factor: float) -> "Work":
-        return Work(*(factor * value for value in astuple(self)))
+    def __mul__(self, factor: float) -> "PartWork":
+        return PartWork(*(factor * value for value in astuple(self)))
 
     def seconds(self, gpu: GPU, precision: str) -> float:
         peak = gpu.flops[precision]
@@ -80,7 +80,7 @@ class Work:
         return compute + self.moved / (BANDWIDTH_SHARE * gpu.bandwidth) + self.kernels * KERNEL_SECONDS
 
 
-class Rows(NamedTuple):
+class MicroBatch(NamedTuple):
     """Rows of a micro-batch."""
 
     batch: int
@@ -96,15 +96,15 @@ class Rows(NamedTuple):
 class StepWork(NamedTuple):
     """Work of a micro-batch on one GPU."""
 
-    blocks: Work  # forward pass of all layers, which checkpointing repeats
-    forward: Work  # the layers and all else
-    backward: Work
+    blocks: PartWork  # forward pass of all layers, which checkpointing repeats
+    forward: PartWork  # the layers and all else
+    backward: PartWork
 
 
-def step_work(config: ModelConfig, rows: Rows, *, size: int = 2, compiled: bool = True) -> StepWork:
+def step_work(config: ModelConfig, rows: MicroBatch, *, size: int = 2, compiled: bool = True) -> StepWork:
     """Return the work of a micro-batch on one GPU; `size` is the bytes of a value that is no weight."""
     lengths, passes = rows.lengths(), 1.0 if compiled else EAGER_PASSES
-    blocks = backward = Work()
+    blocks = backward = PartWork()
     for side, stack in config.stacks.items():
         for group in stack.distinct():
             t = pooled(lengths[side], stack, group.level)
@@ -112,9 +112,9 @@ def step_work(config: ModelConfig, rows: Rows, *, size: int = 2, compiled: bool 
             blocks, backward = blocks + one.forward(passes) * group.times, backward + one.backward(passes) * group.times
     table = count(config, rows.length, source_length=rows.source_length)
     tokens = rows.batch * sum(lengths[side] for side in config.stacks) / rows.context
-    embedded = Work(moved=3 * FP32 * config.width * tokens)
-    cast = Work(moved=(FP32 + size) * table.parameters * (size < FP32))
-    gradients = Work(moved=(FP32 + 2 * size) * table.trained)
+    embedded = PartWork(moved=3 * FP32 * config.width * tokens)
+    cast = PartWork(moved=(FP32 + size) * table.parameters * (size < FP32))
+    gradients = PartWork(moved=(FP32 + 2 * size) * table.trained)
     head, head_back = _head(config, rows, size)
     forward = blocks + head + embedded + cast
     return StepWork(blocks, forward, backward + head_back + embedded + gradients)
@@ -127,7 +127,7 @@ class _Layer(NamedTuple):
     side: Side
     stack: Stack
     block: Block
-    rows: Rows
+    rows: MicroBatch
     t: int
     s: int
     size: int
@@ -137,7 +137,7 @@ class _Layer(NamedTuple):
         """Tokens on this GPU."""
         return self.rows.batch * self.t / self.rows.context
 
-    def forward(self, passes: float) -> Work:
+    def forward(self, passes: float) -> PartWork:
         d, size, rows = self.config.width, self.size, self.tokens
         costs = dict(
             block_costs(self.block.on(self.side, self.stack.position), d, self.rows.batch, self.t, self.s, self.side)
@@ -149,9 +149,9 @@ class _Layer(NamedTuple):
         inner, gates = self._hidden()
         elementwise = stream + rows * inner * (2 + gates) * size + self._rotated()
         moved = passes * elementwise + self._matmul_bytes() + self._attention_bytes()
-        return Work(matmul, attention, moved, branches * KERNELS[0], biased)
+        return PartWork(matmul, attention, moved, branches * KERNELS[0], biased)
 
-    def backward(self, passes: float) -> Work:
+    def backward(self, passes: float) -> PartWork:
         ahead = self.forward(passes)
         d, size, rows = self.config.width, self.size, self.tokens
         branches = ahead.kernels / KERNELS[0]
@@ -160,7 +160,7 @@ class _Layer(NamedTuple):
         elementwise = stream + rows * inner * (3 + 2 * gates) * size + self._rotated()
         moved = passes * elementwise + 2 * self._matmul_bytes() + 3 * self._attention_bytes()
         attention, biased = (ATTENTION_BACKWARD * flops for flops in (ahead.attention, ahead.biased))
-        return Work(2 * ahead.matmul, attention, moved, branches * KERNELS[1], biased)
+        return PartWork(2 * ahead.matmul, attention, moved, branches * KERNELS[1], biased)
 
     def _attentions(self) -> list[tuple[Attention, int, bool]]:
         """Return each attention of the layer with the number of its keys, and whether it reads the encoder."""
@@ -219,16 +219,16 @@ class _Layer(NamedTuple):
         return 2.0 * self.tokens * (mixer.heads + mixer.groups) * mixer.widths(self.config.width)[0] * self.size
 
 
-def _head(config: ModelConfig, rows: Rows, size: int) -> tuple[Work, Work]:
+def _head(config: ModelConfig, rows: MicroBatch, size: int) -> tuple[PartWork, PartWork]:
     """Return the work of the head and its loss, forward and backward."""
     read = config.last_input
     if (d := config.head.table_width(config.width, read)) is None:
         flops = head_cost(config, rows.batch, rows.length).flops / rows.context
-        return Work(flops, kernels=KERNELS[0]), Work(2 * flops, kernels=KERNELS[1])
+        return PartWork(flops, kernels=KERNELS[0]), PartWork(2 * flops, kernels=KERNELS[1])
     share = config.head.labelled / rows.context
     labelled, v = rows.batch * rows.length * share, read.rows
     flops = head_cost(config, rows.batch, rows.length).flops * share
     matmul = size * (labelled * (d + v) + d * v)
     logits = size * labelled * v  # read for the normaliser; read and written as a gradient
-    forward = Work(flops, moved=matmul + logits, kernels=KERNELS[0])
-    return forward, Work(2 * flops, moved=2 * matmul + 2 * logits, kernels=KERNELS[1])
+    forward = PartWork(flops, moved=matmul + logits, kernels=KERNELS[0])
+    return forward, PartWork(2 * flops, moved=2 * matmul + 2 * logits, kernels=KERNELS[1])

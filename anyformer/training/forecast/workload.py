@@ -52,7 +52,7 @@ class Workload:
         return FP32 if self.precision == "fp32" else 2
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """Sizes of a step that replace those of a recipe; None: not given."""
 
     rows: int | None = None
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
     source_length: int | None = None
 
 
-def model_workload(model: ModelConfig, sizes: Sizes, gpu: GPU) -> tuple[Workload, float]:
+def model_workload(model: ModelConfig, sizes: StepSizes, gpu: GPU) -> tuple[Workload, float]:
     """Return a step of `STEP_TOKENS`, and the tokens of a run with `TOKENS_PER_WEIGHT`."""
     table = count(model, sizes.length, source_length=sizes.source_length)
     rows = sizes.rows or max(1, STEP_TOKENS // (table.length + (table.source_length or 0)))
@@ -68,7 +68,7 @@ def model_workload(model: ModelConfig, sizes: Sizes, gpu: GPU) -> tuple[Workload
     return work, float(TOKENS_PER_WEIGHT * table.parameters)
 
 
-def recipe_workload(recipe: Recipe, model: ModelConfig, sizes: Sizes, gpu: GPU) -> tuple[Workload, float]:
+def recipe_workload(recipe: Recipe, model: ModelConfig, sizes: StepSizes, gpu: GPU) -> tuple[Workload, float]:
     """Return a step of a recipe, and the tokens of its run. Padded rows are as long as `sizes`, or as in `count`.
 
     `model` is that of the recipe, with its vocabulary sizes.

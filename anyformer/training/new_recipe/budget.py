@@ -9,9 +9,9 @@ from rich.console import Console
 
 from anyformer.recipe import MAX_CYCLES, Lengths, Recipe
 from anyformer.recipe.ready import read_recipe
-from anyformer.training.new_recipe.draft import Draft
-from anyformer.training.new_recipe.models import Facts
-from anyformer.training.plan import Plan, duration, plan
+from anyformer.training.new_recipe.draft import RecipeDraft
+from anyformer.training.new_recipe.models import DataFacts
+from anyformer.training.plan import TrainingPlan, duration, plan
 
 TRIAL_STEPS = 1000  # of the recipe that is measured
 MIN_STEPS = 50
@@ -20,7 +20,7 @@ MIN_CYCLES = 3  # for fewer epochs one cycle is better
 MIN_LEARNING_STEPS = {False: 1500, True: 200}  # from scratch, fine-tuning: after fewer, most models answer nonsense
 
 
-def measure(made: Draft) -> tuple[Draft, Plan]:
+def measure(made: RecipeDraft) -> tuple[RecipeDraft, TrainingPlan]:
     """Return the dry run of a drafted recipe; on a GPU its batches are first chosen by the lengths in tokens."""
 
     def fit(lengths: Lengths) -> Recipe:
@@ -39,7 +39,7 @@ def _read(text: str) -> Recipe:
         return read_recipe(str(path))
 
 
-def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[int, str]:
+def steps_within(measured: TrainingPlan, minutes: float | None, facts: DataFacts) -> tuple[int, str]:
     """Return a number of steps, rounded down to two digits, and the reason for it, or for the given minutes.
 
     Without minutes they take 5, or longer if a model would not learn in that time, and are never more than the epochs
@@ -62,7 +62,7 @@ def steps_within(measured: Plan, minutes: float | None, facts: Facts) -> tuple[i
     return _rounded(chosen), reason
 
 
-def cycles_within(measured: Plan, steps: int, facts: Facts) -> int:
+def cycles_within(measured: TrainingPlan, steps: int, facts: DataFacts) -> int:
     """Return the cycles of the learning rate, of which the first takes about the epochs of the task.
 
     Where the time suffices for many more epochs, a model may be best long before the end, but only at a low rate.
@@ -76,11 +76,11 @@ def _rounded(steps: float) -> int:
     return int(steps // unit * unit)
 
 
-def _steps_of_epochs(measured: Plan, facts: Facts) -> float:
+def _steps_of_epochs(measured: TrainingPlan, facts: DataFacts) -> float:
     return facts.epochs * measured.recipe.train.steps / measured.epochs
 
 
-def minutes_note(measured: Plan, minutes: float | None, steps: int, facts: Facts) -> str | None:
+def minutes_note(measured: TrainingPlan, minutes: float | None, steps: int, facts: DataFacts) -> str | None:
     """Return a sentence if the minutes that a user gave are too few to learn."""
     needed = MIN_LEARNING_STEPS[facts.first is not None]
     if minutes is None or steps >= min(needed, 0.9 * _steps_of_epochs(measured, facts)):  # 0.9: steps are rounded down

@@ -14,7 +14,7 @@ from anyformer.recipe.source import SPLITS
 from anyformer.training.new_recipe import loop, models
 from anyformer.training.new_recipe.columns import Role
 from anyformer.training.new_recipe.data import Sources, find_sources
-from anyformer.training.new_recipe.models import Facts, Line
+from anyformer.training.new_recipe.models import DataFacts, RecipeLine
 from anyformer.training.new_recipe.overrides import override_lines
 from anyformer.training.new_recipe.texts import TextStats, measure
 from anyformer.training.new_recipe.toml import toml
@@ -47,7 +47,7 @@ Reason = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Request:
+class RecipeRequest:
     """What a user asks for."""
 
     task: str
@@ -60,11 +60,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Draft:
+class RecipeDraft:
     """A recipe without its number of steps."""
 
-    request: Request
-    facts: Facts
+    request: RecipeRequest
+    facts: DataFacts
     sources: Sources
 
     @property
@@ -99,17 +99,17 @@ class Draft:
         `cycles`: of the learning rate, each twice as long as the one before.
         """
         facts, sources = self.facts, self.sources
-        data = [Line("root", '"."', "paths begin where anyformer is run")]
+        data = [RecipeLine("root", '"."', "paths begin where anyformer is run")]
         data += [
-            Line(split, toml(source), f"{len(sources.rows[split]):,} {_plural(facts.task.kind)}")
+            RecipeLine(split, toml(source), f"{len(sources.rows[split]):,} {_plural(facts.task.kind)}")
             for split in SPLITS
             if (source := getattr(sources, split)) is not None
         ]
         if skipped := sources.skips or ("texts that are longer than the model can read" if self._too_long() else ""):
-            data.append(Line("on_bad_row", '"skip"', skipped))
+            data.append(RecipeLine("on_bad_row", '"skip"', skipped))
         sections = {
             "": [
-                Line("task", toml(facts.task), _about(self.request.task)),
+                RecipeLine("task", toml(facts.task), _about(self.request.task)),
                 models.tokenizer(facts),
                 loop.batches(facts),
             ],
@@ -132,14 +132,18 @@ class Draft:
         longest = self.facts.inputs.longest / CHARACTERS_PER_TOKEN
         return self.facts.task.kind not in ("lm", "classify") and any(longest > limit for limit in limits)
 
-    def _evaluation(self, steps: int, cycles: int) -> list[Line]:
+    def _evaluation(self, steps: int, cycles: int) -> list[RecipeLine]:
         if self.sources.valid is None:
             return []
         if cycles > 1:
-            return [Line("best", f'"{self.facts.best}"', "selects the best of the evaluations, one for each cycle")]
+            return [
+                RecipeLine("best", f'"{self.facts.best}"', "selects the best of the evaluations, one for each cycle")
+            ]
         times = 3 if self.facts.task.kind == "seq2seq" else 8
-        every = Line("evaluate_every", str(max(1, -(-steps // times))), f"{times} evaluations on the validation rows")
-        return [Line("best", f'"{self.facts.best}"', "selects the best of them"), every]
+        every = RecipeLine(
+            "evaluate_every", str(max(1, -(-steps // times))), f"{times} evaluations on the validation rows"
+        )
+        return [RecipeLine("best", f'"{self.facts.best}"', "selects the best of them"), every]
 
 
 def _plural(kind: str) -> str:
@@ -165,7 +169,7 @@ def task_kind(name: str) -> str:
     return TASKS[name]
 
 
-def draft(request: Request) -> Draft:
+def draft(request: RecipeRequest) -> RecipeDraft:
     """Examine the files of a request, and choose everything but the number of steps."""
     kind = task_kind(request.task)
     roles = ROLES[kind]
@@ -182,10 +186,10 @@ def draft(request: Request) -> Draft:
         what = f"all rows have the label '{_labels(rows)[0]}': a classifier needs two or more"
         raise ConfigError([Fault("--label" if kind == "classify" else "--tags", what)])
     outputs = _measure(rows, ["target"]) if kind == "seq2seq" else None
-    facts = Facts(task, inputs, outputs, total, labels, request.gpu, request.first, request.lora)
+    facts = DataFacts(task, inputs, outputs, total, labels, request.gpu, request.first, request.lora)
     if kind == "classify":
         facts = replace(facts, task=task.model_copy(update={"max_length": models.max_length(facts)}))
-    return Draft(request, facts, sources)
+    return RecipeDraft(request, facts, sources)
 
 
 def _measure(rows: Rows, roles: list[str]) -> TextStats:
@@ -201,7 +205,7 @@ def _labels(rows: Rows, separator: str | None = None) -> list[str]:
     return sorted({one.strip() for value in values for one in (value.split(separator) if separator else [value])})
 
 
-def _task(kind: str, request: Request, sources: Sources) -> Task:
+def _task(kind: str, request: RecipeRequest, sources: Sources) -> Task:
     rows = sources.rows["train"]
     pairs, fields = "pair" in rows.columns, dict[str, Any]()
     match kind:

@@ -26,7 +26,7 @@ EPOCHS = {"seq2seq": 40, "lm": 20, "mlm": 20, "classify": 15, "tag": 20, "regres
 FINE_TUNING_EPOCHS = 4
 
 
-class Line(NamedTuple):
+class RecipeLine(NamedTuple):
     """A setting of a recipe, and why it has this value."""
 
     key: str
@@ -34,7 +34,7 @@ class Line(NamedTuple):
     why: str = ""
 
 
-Sections = dict[str, list[Line]]
+Sections = dict[str, list[RecipeLine]]
 
 
 def as_toml(sections: Sections) -> str:
@@ -47,7 +47,7 @@ def as_toml(sections: Sections) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataFacts:
     """What is known of the data, the task and the machine."""
 
     task: Task
@@ -159,40 +159,40 @@ def _next_power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def max_length(facts: Facts) -> int:
+def max_length(facts: DataFacts) -> int:
     """Return how many tokens of a text a classifier reads."""
     limits = [stack.limit for stack in facts.first[1].stacks.values()] if facts.first else []
     return min([MAX_CLASSIFIED, facts.tokens, *(n for n in limits if n is not None)])
 
 
-def tokenizer(facts: Facts) -> Line:
+def tokenizer(facts: DataFacts) -> RecipeLine:
     """Return the tokenizer that fits the texts of a task."""
     if facts.first is not None:
-        return Line("tokenizer", '"run"', "that of the run")
+        return RecipeLine("tokenizer", '"run"', "that of the run")
     match facts.task.kind:
         case "tag":
             why = "the file has words; rare ones are read by their spelling, too"
-            return Line("tokenizer", whole_words(facts.inputs), why)
+            return RecipeLine("tokenizer", whole_words(facts.inputs), why)
         case "regress" if facts.pairs:
-            return Line("tokenizer", '"chars"', "rows are few: letters are seen more often than words")
+            return RecipeLine("tokenizer", '"chars"', "rows are few: letters are seen more often than words")
         case "classify" | "regress":
-            return Line("tokenizer", *words(facts.inputs))
+            return RecipeLine("tokenizer", *words(facts.inputs))
         case "lm":
             if facts.inputs.characters < 4_000_000:
-                return Line(
+                return RecipeLine(
                     "tokenizer", '"chars"', f"{facts.inputs.characters:,} characters: few enough to read one by one"
                 )
         case "seq2seq" if _is_spelling(facts):
-            return Line("tokenizer", '"chars"', "short strings without spaces: letters to letters")
-    return Line("tokenizer", *pieces(facts.inputs, MAX_PIECES if facts.gpu else MAX_PREDICTED_ON_CPU))
+            return RecipeLine("tokenizer", '"chars"', "short strings without spaces: letters to letters")
+    return RecipeLine("tokenizer", *pieces(facts.inputs, MAX_PIECES if facts.gpu else MAX_PREDICTED_ON_CPU))
 
 
-def _is_spelling(facts: Facts) -> bool:
+def _is_spelling(facts: DataFacts) -> bool:
     sides = [side for side in (facts.inputs, facts.outputs) if side is not None]
     return all(side.mean_length < 25 and side.words < 2 for side in sides)
 
 
-def model(facts: Facts) -> Sections:
+def model(facts: DataFacts) -> Sections:
     """Return the sections `model` and below."""
     if facts.first is not None:
         return _from_run(facts, *facts.first)
@@ -209,7 +209,7 @@ def model(facts: Facts) -> Sections:
             return _encoder(facts)
 
 
-def head(facts: Facts) -> Line:
+def head(facts: DataFacts) -> RecipeLine:
     """Return the head of a task."""
     pool = "mean"
     if facts.first is not None and facts.first[1].head.output == "embedder":
@@ -218,79 +218,81 @@ def head(facts: Facts) -> Line:
     match facts.task.kind:
         case "classify":
             value = f'{{ kind = "classifier", labels = "auto", pool = "{pool}", dropout = {drop} }}'
-            return Line("head", value, f"one score for each of the {facts.labels} labels")
+            return RecipeLine("head", value, f"one score for each of the {facts.labels} labels")
         case "regress" if facts.pairs:
-            return Line("head", f'{{ kind = "embedder", pool = "{pool}" }}', "the number is the cosine of two vectors")
+            return RecipeLine(
+                "head", f'{{ kind = "embedder", pool = "{pool}" }}', "the number is the cosine of two vectors"
+            )
         case "regress":
             value = f'{{ kind = "classifier", labels = 1, pool = "{pool}", dropout = {drop} }}'
-            return Line("head", value, "one number")
+            return RecipeLine("head", value, "one number")
         case "tag":
             crf = str(facts.has_crf).lower()
             value = f'{{ kind = "token_labels", labels = "auto", crf = {crf}, dropout = {drop} }}'
             why = "a CRF also scores which tag follows which" if facts.has_crf else "one label for each word"
-            return Line("head", value, why)
+            return RecipeLine("head", value, why)
         case "embed":
-            return Line("head", f'{{ kind = "embedder", pool = "{pool}" }}', "the vector of a text")
+            return RecipeLine("head", f'{{ kind = "embedder", pool = "{pool}" }}', "the vector of a text")
         case "mlm":
-            return Line("head", '"masked_lm"', "predicts masked tokens")
+            return RecipeLine("head", '"masked_lm"', "predicts masked tokens")
         case _:
-            return Line("head", '"lm"', "predicts the next token")
+            return RecipeLine("head", '"lm"', "predicts the next token")
 
 
-def _from_run(facts: Facts, path: str, config: ModelConfig) -> Sections:
-    lines = [Line("from", f'"{path}"', "body and weights of this run; only what differs is below")]
+def _from_run(facts: DataFacts, path: str, config: ModelConfig) -> Sections:
+    lines = [RecipeLine("from", f'"{path}"', "body and weights of this run; only what differs is below")]
     if facts.task.kind not in ("lm", "seq2seq"):
         lines.append(head(facts))
     if facts.lora:
         value = '{ kind = "lora", rank = 8, alpha = 16.0, dropout = 0.05 }'
-        lines.append(Line("adapter", value, "trains small matrices beside the weights, which stay as they are"))
+        lines.append(RecipeLine("adapter", value, "trains small matrices beside the weights, which stay as they are"))
     for side, stack in config.stacks.items():
         drops = "dropout = 0.1, mixer.dropout = 0.1"
         if not all(isinstance(block.mixer, Attention) for block in stack.blocks):
             drops = "dropout = 0.1"
         if not any(block.dropout for block in stack.blocks):
-            lines.append(Line(f"{side}.blocks", f"{{ {drops} }}", "against overfitting"))
+            lines.append(RecipeLine(f"{side}.blocks", f"{{ {drops} }}", "against overfitting"))
     return {"model": lines}
 
 
-def _block(facts: Facts) -> str:
+def _block(facts: DataFacts) -> str:
     return f'feedforward = {{ kind = "plain", width = {2 * facts.width} }}, dropout = {facts.dropout}'
 
 
-def _input(facts: Facts, extra: str = "") -> str:
+def _input(facts: DataFacts, extra: str = "") -> str:
     return f'{{ scale = "sqrt_width", dropout = {facts.dropout}, pad = 0{extra} }}'
 
 
-def _sizes(facts: Facts) -> list[Line]:
+def _sizes(facts: DataFacts) -> list[RecipeLine]:
     where = "a GPU" if facts.gpu else "a CPU"
     return [
-        Line("width", str(facts.width), f"of each vector: small, for {facts.rows:,} rows and {where}"),
-        Line("init", '"xavier"', "random weights at the start"),
+        RecipeLine("width", str(facts.width), f"of each vector: small, for {facts.rows:,} rows and {where}"),
+        RecipeLine("init", '"xavier"', "random weights at the start"),
         head(facts),
     ]
 
 
-def _encoder_decoder(facts: Facts) -> Sections:
+def _encoder_decoder(facts: DataFacts) -> Sections:
     attention = facts.attention
     why = f"{facts.rows:,} rows: against overfitting" if facts.dropout > 0.1 else "many rows: little is needed"
     return {
         "model": [
             *_sizes(facts),
-            Line("tie", '"all"', "one table of vectors for source, target and output"),
-            Line("source", _input(facts), why),
-            Line("target", _input(facts)),
+            RecipeLine("tie", '"all"', "one table of vectors for source, target and output"),
+            RecipeLine("source", _input(facts), why),
+            RecipeLine("target", _input(facts)),
         ],
         "model.encoder": [
-            Line("depth", str(facts.depth), "layers that read the source"),
-            Line("position", '"sinusoidal"', "of any length"),
-            Line("final_norm", '"layer"'),
-            Line("blocks", f"{{ mixer = {attention}, {_block(facts)} }}"),
+            RecipeLine("depth", str(facts.depth), "layers that read the source"),
+            RecipeLine("position", '"sinusoidal"', "of any length"),
+            RecipeLine("final_norm", '"layer"'),
+            RecipeLine("blocks", f"{{ mixer = {attention}, {_block(facts)} }}"),
         ],
         "model.decoder": [
-            Line("depth", str(facts.depth), "layers that write the target"),
-            Line("position", '"sinusoidal"'),
-            Line("final_norm", '"layer"'),
-            Line(
+            RecipeLine("depth", str(facts.depth), "layers that write the target"),
+            RecipeLine("position", '"sinusoidal"'),
+            RecipeLine("final_norm", '"layer"'),
+            RecipeLine(
                 "blocks",
                 f"{{ mixer = {attention}, cross = {attention}, {_block(facts)} }}",
                 "cross: attention to the source",
@@ -299,73 +301,73 @@ def _encoder_decoder(facts: Facts) -> Sections:
     }
 
 
-def _decoder(facts: Facts) -> Sections:
+def _decoder(facts: DataFacts) -> Sections:
     block = 'mixer = { heads = 4 }, feedforward = { kind = "plain", activation = "gelu", bias = false }, norm = "rms"'
     drop = 0.1 if facts.inputs.characters < 5_000_000 and facts.gpu else 0.0
     return {
         "model": [
-            Line("width", str(facts.width), "of each vector: small, for " + ("a GPU" if facts.gpu else "a CPU")),
+            RecipeLine("width", str(facts.width), "of each vector: small, for " + ("a GPU" if facts.gpu else "a CPU")),
             head(facts),
-            Line("tie", '"output"', "one table of vectors for input and output"),
-            Line("init", '{ kind = "normal", residual = true }', "random weights at the start, as in GPT-2"),
-            Line("target", "{}"),
+            RecipeLine("tie", '"output"', "one table of vectors for input and output"),
+            RecipeLine("init", '{ kind = "normal", residual = true }', "random weights at the start, as in GPT-2"),
+            RecipeLine("target", "{}"),
         ],
         "model.decoder": [
-            Line("depth", str(facts.depth), "layers"),
-            Line("position", '"rotary"', "relative positions"),
-            Line("final_norm", '"rms"'),
-            Line("blocks", f"{{ {block}, dropout = {drop} }}"),
+            RecipeLine("depth", str(facts.depth), "layers"),
+            RecipeLine("position", '"rotary"', "relative positions"),
+            RecipeLine("final_norm", '"rms"'),
+            RecipeLine("blocks", f"{{ {block}, dropout = {drop} }}"),
         ],
     }
 
 
-def _encoder(facts: Facts) -> Sections:
+def _encoder(facts: DataFacts) -> Sections:
     spelling = ""
     mixer, why = facts.attention, "attention: every token sees every other"
-    position = Line("position", '"rotary"', "relative positions")
+    position = RecipeLine("position", '"rotary"', "relative positions")
     if facts.task.kind == "tag":
         spelling = ', spelling = { kind = "bytes", width = 32, channels = 128, kernel = 5, longest = 16 }'
     elif facts.task.kind == "classify" and facts.inputs.is_cjk:
         mixer, why = '{ kind = "convolution", width = 5 }', "neighbouring pieces: better than attention on few rows"
-        position = Line("position", '"none"', "convolutions see the order")
+        position = RecipeLine("position", '"none"', "convolutions see the order")
     lines = _sizes(facts)
     if facts.task.kind == "mlm":
-        lines.append(Line("tie", '"output"', "one table of vectors for input and output"))
-    lines.append(Line("source", _input(facts, spelling), f"{facts.rows:,} rows: dropout against overfitting"))
+        lines.append(RecipeLine("tie", '"output"', "one table of vectors for input and output"))
+    lines.append(RecipeLine("source", _input(facts, spelling), f"{facts.rows:,} rows: dropout against overfitting"))
     return {
         "model": lines,
         "model.encoder": [
-            Line("depth", str(facts.depth), "layers"),
+            RecipeLine("depth", str(facts.depth), "layers"),
             position,
-            Line("final_norm", '"layer"'),
-            Line("blocks", f"{{ mixer = {mixer}, {_block(facts)} }}", why),
+            RecipeLine("final_norm", '"layer"'),
+            RecipeLine("blocks", f"{{ mixer = {mixer}, {_block(facts)} }}", why),
         ],
     }
 
 
-def _similarity(facts: Facts) -> Sections:
+def _similarity(facts: DataFacts) -> Sections:
     wide = "of each vector: wide, so that random vectors are nearly orthogonal"
     shallow = "shallow: similarity of spelling ranks pairs already before training"
     return _one_layer(facts, 'mixer = { kind = "convolution", width = 3 }, feedforward = "none"', wide, shallow)
 
 
-def _bag(facts: Facts) -> Sections:
+def _bag(facts: DataFacts) -> Sections:
     shallow = "shallow: a mean of tokens is hard to beat on few rows"
     layer = 'mixer = "none", feedforward = { kind = "plain", width = 512 }'
     return _one_layer(facts, layer, "of each vector", shallow)
 
 
-def _one_layer(facts: Facts, layer: str, wide: str, shallow: str) -> Sections:
+def _one_layer(facts: DataFacts, layer: str, wide: str, shallow: str) -> Sections:
     """Return an encoder of one layer, with the reasons for its width and depth."""
     return {
         "model": [
-            Line("width", str(facts.width), wide),
-            Line("init", '"xavier"'),
+            RecipeLine("width", str(facts.width), wide),
+            RecipeLine("init", '"xavier"'),
             head(facts),
-            Line("source", "{ dropout = 0.2, pad = 0 }"),
+            RecipeLine("source", "{ dropout = 0.2, pad = 0 }"),
         ],
         "model.encoder": [
-            Line("depth", "1", shallow),
-            Line("blocks", f"{{ {layer}, dropout = 0.2 }}"),
+            RecipeLine("depth", "1", shallow),
+            RecipeLine("blocks", f"{{ {layer}, dropout = 0.2 }}"),
         ],
     }

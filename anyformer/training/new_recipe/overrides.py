@@ -8,7 +8,7 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.config.overrides import assignment
 from anyformer.recipe import Recipe
 from anyformer.recipe.ready.from_run import FROM, with_body
-from anyformer.training.new_recipe.models import Line, Sections, as_toml
+from anyformer.training.new_recipe.models import RecipeLine, Sections, as_toml
 from anyformer.training.new_recipe.toml import toml
 
 Path = tuple[str, ...]
@@ -45,13 +45,13 @@ def _put(sections: Sections, path: Path, recipe: Recipe) -> None:
         full = [(*_steps(name), *line.key.split(".")) for line in lines]
         for i, own in enumerate(full):
             if own == path[: len(own)]:  # the setting lies in this line
-                lines[i] = Line(lines[i].key, toml(_value(recipe, own)), "as given")
+                lines[i] = RecipeLine(lines[i].key, toml(_value(recipe, own)), "as given")
                 if _value(recipe, own) is None:
                     del lines[i]
                 return
         lines[:] = [line for line, own in zip(lines, full, strict=True) if own[: len(path)] != path]
     if (value := _value(recipe, path)) is not None:
-        sections[home].append(Line(".".join(path[len(_steps(home)) :]), toml(value), "as given"))
+        sections[home].append(RecipeLine(".".join(path[len(_steps(home)) :]), toml(value), "as given"))
 
 
 def _steps(name: str) -> Path:

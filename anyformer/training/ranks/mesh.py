@@ -19,7 +19,7 @@ AXES = ("data", "context", "tensor")
 WEIGHT_AXES = ("copies", "shards", "tensor")
 
 
-class Axis(NamedTuple):
+class MeshAxis(NamedTuple):
     """This process along one axis of the mesh, and the group of processes that differ along this axis only."""
 
     rank: int = 0
@@ -31,10 +31,10 @@ class Axis(NamedTuple):
 class ProcessMesh:
     """This process along each axis, and the meshes for collective operations."""
 
-    data: Axis
-    context: Axis
-    tensor: Axis
-    shares: Axis  # data and context together: each process adds its share to the loss and to the gradients
+    data: MeshAxis
+    context: MeshAxis
+    tensor: MeshAxis
+    shares: MeshAxis  # data and context together: each process adds its share to the loss and to the gradients
     axes: DeviceMesh  # (data, context, tensor)
     weights: DeviceMesh  # (copies, shards, tensor): numbers of copies of a weight, and of the shards of each
 
@@ -59,9 +59,9 @@ def build_mesh(spec: Processes, rank: int, size: int, device_type: str) -> Proce
     return ProcessMesh(data, context, tensor, share, axes, weights)
 
 
-def _axis(mesh: DeviceMesh, name: str) -> Axis:
+def _axis(mesh: DeviceMesh, name: str) -> MeshAxis:
     one = mesh[name]
-    return Axis(one.get_local_rank(), one.size(), one.get_group())
+    return MeshAxis(one.get_local_rank(), one.size(), one.get_group())
 
 
 def _size_fault(spec: Processes, size: int) -> list[Fault]:

@@ -100,7 +100,7 @@ class Columns(ParallelStyle):
         return module
 
 
-class Rows(ParallelStyle):
+class SplitRows(ParallelStyle):
     """Split the inputs of a linear layer."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -113,7 +113,7 @@ class Rows(ParallelStyle):
         return module
 
 
-class Heads(ParallelStyle):
+class SplitHeads(ParallelStyle):
     """Split the heads of attention, with its linear layers."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -128,7 +128,7 @@ class Heads(ParallelStyle):
         elif isinstance(module, GlobalTokenAttention):
             plan["global_qkv"] = Columns()
         if isinstance(module.out, Linear):
-            plan["out"] = Rows()
+            plan["out"] = SplitRows()
         else:
             module.add_module("out", GatherHeads(mesh))
         parallelize_module(module, mesh, plan)
@@ -159,7 +159,7 @@ class Hidden(ParallelStyle):
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, PlainFFN | GatedFFN)
         first = "up" if isinstance(module, PlainFFN) else "gate_up"
-        parallelize_module(module, mesh, {first: Columns(), "down": Rows()})
+        parallelize_module(module, mesh, {first: Columns(), "down": SplitRows()})
         become(module.dropout, SplitDropout, mesh=mesh)
         return module
 
@@ -236,7 +236,7 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
         if any(type(attention) not in SPLIT_ATTENTION for attention in own.values()):
             continue
         for at, attention in own.items():
-            plan[at] = Heads()
+            plan[at] = SplitHeads()
             norms = ("q_norm", "k_norm") if attention.latent is None else ("latent.norm", "latent.query_norm")
             partial += [f"{at}.{part}" for part in (*norms, "value_mix")]
         for i, positions in enumerate(stack.schemes):
