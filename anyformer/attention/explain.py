@@ -5,7 +5,7 @@ import torch
 from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lowered import Choice
-from anyformer.config import Attention, NoPosition, Pattern, Position
+from anyformer.config import Attention, Pattern, Position
 from anyformer.kernels.runtime import Runtime
 
 
@@ -33,4 +33,4 @@ def explain(
     else:
         q = k = make_layout(batch, length, meta)
     with torch.set_grad_enabled(runtime.training):
-        return choose("auto", pattern, q, k, role, scheme or NoPosition(), needs, runtime)
+        return choose("auto", pattern, q, k, role, scheme or Position.none(), needs, runtime)

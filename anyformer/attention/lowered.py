@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from anyformer.attention.layout import Pages, WholeRows
-from anyformer.config import NoPosition, Pattern, Position, Relative, Rotation
+from anyformer.config import Pattern, Position, Relative, Rotation
 from anyformer.config.position import RotaryScheme
 from anyformer.kernels.paged import rotate_heads
 from anyformer.kernels.runtime import runs_fused
@@ -150,7 +150,7 @@ class Relation(NamedTuple):
 
     lowered: Lowered = Dense()
     choice: Choice = Choice("sdpa", "built without a choice")
-    scheme: Position = NoPosition()
+    scheme: Position = Position.none()
     rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
     relative: Relative | None = None  # vectors of distances, which each layer projects and compares with its content
     absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head

@@ -9,7 +9,7 @@ from pydantic import Field
 from anyformer.config.cost import Cost, Matrix, Sizes, linear_costs
 from anyformer.config.disentangled import Disentangled as Disentangled  # all schemes are known where this is imported
 from anyformer.config.families import Mixer, Side, must_divide
-from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
+from anyformer.config.norm import RMSNorm, TokenNorm
 from anyformer.config.pattern import Causal, Full, Pattern, pairs
 from anyformer.config.position import Position
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Number, Positive, Probability, Size, Spec
@@ -132,7 +132,7 @@ class Attention(Mixer):
     # sigmoid gate of each head's output, from the token itself: one number per head, or one per element (Qwen3-Next)
     gate: Literal["none", "head", "element"] = "none"
     value_residual: Flag = False  # mixes in the values of the first layer that has it, with learned weights (ResFormer)
-    qk_norm: TokenNorm = NoNorm()  # norm of queries and keys, before positions
+    qk_norm: TokenNorm = TokenNorm.none()  # norm of queries and keys, before positions
     # vectors of qk_norm: each head, with one γ for all heads (head) or one for each (each_head: StableLM 2, Cohere),
     # or all heads at once (projection: OLMo 2)
     qk_norm_over: HeadNormOver = "head"
@@ -179,7 +179,7 @@ class Attention(Mixer):
         if self.sinks and self.normalizer != "softmax":
             what = f"a sink takes its share of a softmax, and the normalizer is '{self.normalizer}'"
             yield Fault("sinks", f"= True: {what}")
-        if self.qk_norm_over != "head" and isinstance(self.qk_norm, NoNorm):
+        if self.qk_norm_over != "head" and self.qk_norm.is_none:
             yield Fault("qk_norm_over", f"= '{self.qk_norm_over}': there is no norm; set qk_norm, or leave this out")
         if self.global_projections:
             fits = {"compress": isinstance(self.compress, NoCompression), "projections": self.projections == "separate"}
@@ -329,7 +329,7 @@ class Attention(Mixer):
         if self.projections != "separate":
             what = "latent attention compresses keys and values, not queries"
             yield Fault("projections", f"= '{self.projections}': {what}")
-        if not isinstance(self.qk_norm, NoNorm):
+        if not self.qk_norm.is_none:
             yield Fault("qk_norm", "latent attention norms what it compresses: set compress.norm instead")
 
     def gate_size(self, width: int) -> int:

@@ -8,8 +8,8 @@ from anyformer.config.attention import Attention
 from anyformer.config.families import Side as Side
 from anyformer.config.feedforward import FeedForward, Plain
 from anyformer.config.mixer import Mixer
-from anyformer.config.norm import LayerNorm, NoNorm, Norm
-from anyformer.config.position import NoPosition, Position
+from anyformer.config.norm import LayerNorm, Norm
+from anyformer.config.position import Position
 from anyformer.config.spec import BY_KIND, Count, Flag, Probability, Size, Spec
 
 MAX_DEPTH = 2_000  # layers of a stack; the deepest published Transformers have 1,000
@@ -94,8 +94,8 @@ class Stack(Spec):
     blocks: Blocks  # one block, or several that repeat until `depth` is reached
     prefix: Blocks = ()  # blocks of the first layers, each used once
     share: Flag = False  # repeated blocks use the same weights (ALBERT)
-    position: Position = NoPosition()  # position scheme
-    final_norm: Norm = NoNorm()  # norm after the last layer
+    position: Position = Position.none()  # position scheme
+    final_norm: Norm = Norm.none()  # norm after the last layer
     dropout: Probability = 0.0  # on the output (T5)
     memory: Count = 0  # tokens before a segment that it still reads, without gradients (Transformer-XL 2019)
     pooling: Pooling | None = None  # shorter sequences in deeper layers; None: every layer reads all tokens

@@ -74,7 +74,7 @@ class Disentangled(Position):
 
     def tables(self, width: int, heads: int) -> dict[str, tuple[int, ...]]:
         norm = self.norm
-        gain = {} if isinstance(norm, NoNorm) else {"norm_weight": (width,)}
+        gain = {} if norm.is_none else {"norm_weight": (width,)}
         shift = {"norm_bias": (width,)} if isinstance(norm, LayerNorm) and norm.bias else {}
         return {"relative": (2 * self.buckets, width), **gain, **shift}
 

@@ -10,7 +10,7 @@ from anyformer.config.cost import Cost, linear
 from anyformer.config.families import Head as Head, Input, LabelHead as LabelHead, Output, Pool as Pool
 from anyformer.config.feedforward import Activation, Gelu, Tanh
 from anyformer.config.inputs import Patches
-from anyformer.config.norm import LayerNorm, NoNorm, TokenNorm
+from anyformer.config.norm import LayerNorm, TokenNorm
 from anyformer.config.spec import BY_KIND, ConfigError, Fault, Flag, Positive, Probability, Size, Spec
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Transform(Spec):
 
     kind: Literal["dense"] = "dense"
     activation: Activation = Tanh()  # function after the linear layer
-    norm: TokenNorm = NoNorm()  # norm after the activation
+    norm: TokenNorm = TokenNorm.none()  # norm after the activation
     bias: Flag = True  # a bias of the linear layer
 
     def build(self, width: int, to: int) -> "nn.Module":

@@ -8,7 +8,7 @@ from anyformer.config.attention import SqrtWidth, Times, Unscaled, factor
 from anyformer.config.cost import Cost, linear
 from anyformer.config.families import IdInput as IdInput, Input as Input, Side
 from anyformer.config.media import ImageSegment, Media, Spectrogram
-from anyformer.config.norm import NoNorm, Norm
+from anyformer.config.norm import Norm
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Probability, Size, Spec
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Tokens(IdInput):
     types: Count = 0  # number of token types (BERT's sentence A and B); 0: none
     spelling: Spelling = NoSpelling()  # reads also the bytes of each word; for the task tag
     scale: InputScale = Unscaled()  # factor of the vectors from the table
-    norm: Norm = NoNorm()  # norm of the embeddings
+    norm: Norm = Norm.none()  # norm of the embeddings
     dropout: Probability = 0.0  # on the embeddings
     pad: Count | None = None  # id of padding: its row of the table is zero and stays zero
     media: Media | None = None  # images, sounds and feature vectors between the tokens; None: tokens only
@@ -157,7 +157,7 @@ class Patches(Input):
     channels: Size = 3  # channels of an image
     class_token: Flag = True  # a learned vector, read first
     bias: Flag = True  # a bias of the projection
-    norm: Norm = NoNorm()  # norm of the embeddings
+    norm: Norm = Norm.none()  # norm of the embeddings
     dropout: Probability = 0.0  # on the embeddings
 
     @property
@@ -213,7 +213,7 @@ class Features(Input):
     kind: Literal["features"] = "features"
     size: Size  # elements of a frame
     bias: Flag = True  # a bias of the projection
-    norm: Norm = NoNorm()  # norm of the embeddings
+    norm: Norm = Norm.none()  # norm of the embeddings
     dropout: Probability = 0.0  # on the embeddings
 
     def build(self, width: int, own_table: bool = True) -> "nn.Module":
@@ -235,7 +235,7 @@ class Audio(Input, Spectrogram):
     """
 
     kind: Literal["audio"] = "audio"
-    norm: Norm = NoNorm()  # norm of the embeddings
+    norm: Norm = Norm.none()  # norm of the embeddings
     dropout: Probability = 0.0  # on the embeddings
 
     def build(self, width: int, own_table: bool = True) -> "nn.Module":

@@ -6,7 +6,7 @@ your own are made known by `register`.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -35,6 +35,16 @@ class Part(Spec):
     def is_family(cls) -> bool:
         """Return whether the class has no default `kind`: fields of this type take any of its parts."""
         return cls.model_fields["kind"].is_required()
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return the part "none" of a family, which does nothing."""
+        return next(part() for part in cls.choices() if kind_of(part) == "none")
+
+    @property
+    def is_none(self) -> bool:
+        """True for the part "none" of a family."""
+        return self.kind == "none"
 
     @classmethod
     def choices(cls) -> list[type[Any]]:

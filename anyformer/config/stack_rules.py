@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from anyformer.config.attention import Attention, Latent
 from anyformer.config.block import Side, Stack
-from anyformer.config.mixer import NoMixer
 from anyformer.config.spec import Fault
 
 
@@ -34,7 +33,7 @@ def _memory(stack: Stack, side: Side, has_encoder: bool, width: int) -> Iterator
         yield Fault("memory", f"{what} it keeps tokens for attention, and a recurrent layer has a state; leave one out")
     elif kinds := [mixer.kind for mixer in mixers if mixer.stores(width) is None]:
         yield Fault("memory", f"{what} it keeps tokens, and '{kinds[0]}' layers store nothing; leave one out")
-    elif all(isinstance(mixer, NoMixer) for mixer in mixers):
+    elif all(mixer.is_none for mixer in mixers):
         yield Fault("memory", f"{what} no layer reads other tokens")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from anyformer.config.attention import Heads
 from anyformer.config.cost import Cost, Matrix, StateSizes, linear_costs
 from anyformer.config.families import Mixer, Side, must_divide
-from anyformer.config.norm import NoNorm, RMSNorm, TokenNorm
+from anyformer.config.norm import RMSNorm, TokenNorm
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Positive, Size, Spec
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class LinearAttention(StateMixer):
     normalizer: Literal["sum", "none"] = "sum"
     decay: Decay = NoDecay()  # how the state forgets
     convolution: Count = 0  # tokens of a short causal convolution of q, k and v, with SiLU after it; 0: none
-    norm: TokenNorm = NoNorm()  # of each head's output
+    norm: TokenNorm = TokenNorm.none()  # of each head's output
     gate: Flag = False  # the heads are multiplied by silu(x W)
 
     def widths(self, width: int) -> tuple[int, int]:

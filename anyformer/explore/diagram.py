@@ -14,9 +14,7 @@ from anyformer.config import (
     Input,
     Mixer,
     ModelConfig,
-    NoFeedForward,
-    NoMixer,
-    NoNorm,
+    Norm,
     Parallel,
     Side,
     Spec,
@@ -159,16 +157,16 @@ def _block(
     costs = {part: _costs(cost, weights) for part, cost in block_costs(placed, config.width, 1, t, s, side)}
     norms = costs.pop("norms")
     sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
-    if not isinstance(spec.mixer, NoMixer):
+    if not spec.mixer.is_none:
         sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixer_details(spec.mixer, side, stack)))
     if spec.cross is not None:
         across = _settings("pattern", pattern_across(spec.cross))
         sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
-    if not isinstance(spec.feedforward, NoFeedForward):
+    if not spec.feedforward.is_none:
         sublayers.append(("feedforward", spec.feedforward, "feed-forward", details(spec.feedforward)))
     parallel, place = isinstance(spec.order, Parallel), spec.placement
     shared = isinstance(spec.order, Parallel) and spec.order.shared_norm
-    kind = None if isinstance(spec.norm, NoNorm) else spec.norm.kind
+    kind = None if spec.norm.is_none else spec.norm.kind
     norm_kinds = {
         "in": kind if place in ("pre", "sandwich") and not shared else None,
         "branch": kind if place in ("branch", "sandwich") else None,
@@ -209,8 +207,8 @@ def _settings(name: str, spec: Spec) -> dict[str, Any]:
 
 def _input_steps(spec: Input) -> dict[str, Any]:
     """Return the steps after the positions of embeddings: the number of token types, and the kind of norm."""
-    norm = getattr(spec, "norm", NoNorm())
-    return {"types": spec.token_types, "norm": None if isinstance(norm, NoNorm) else norm.kind}
+    norm = getattr(spec, "norm", Norm.none())
+    return {"types": spec.token_types, "norm": None if norm.is_none else norm.kind}
 
 
 def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from anyformer.attention.attend import attend, mix, weigh
 from anyformer.attention.lowered import Lowered, Relation
 from anyformer.attention.scores import Scoring
-from anyformer.config import Attention, Latent, NoNorm, Projected, factor
+from anyformer.config import Attention, Latent, Projected, factor
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, OutBranch, split_heads
@@ -38,7 +38,7 @@ class MultiHeadAttention(OutBranch):
             # the parts of the projection that are query, key and value
             self.serves = {"separate": (0, 1, 2), "shared_qk": (0, 0, 1), "shared_qkv": (0, 0, 0)}[spec.projections]
         self.q_norm, self.k_norm = (build_head_norm(spec.qk_norm, spec.qk_norm_over, n, k) for n in (h, g))
-        self.norms, self.whole_norms = not isinstance(spec.qk_norm, NoNorm), spec.qk_norm_over == "projection"
+        self.norms, self.whole_norms = not spec.qk_norm.is_none, spec.qk_norm_over == "projection"
         self.gate = Linear(width, gates, bias=False) if (gates := spec.gate_size(width)) else None
         self.value_mix = nn.Parameter(torch.empty(2)) if spec.value_residual else None  # of own values, of the first's
         self.out = Linear(h * k_v, width, spec.output.bias) if isinstance(spec.output, Projected) else nn.Identity()

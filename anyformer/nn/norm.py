@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.layout import Layout, real
-from anyformer.config import HeadNormOver, LayerNorm, NoNorm, RMSNorm, TokenNorm
+from anyformer.config import HeadNormOver, LayerNorm, RMSNorm, TokenNorm
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
@@ -160,7 +160,7 @@ def normed(norm: nn.Module, x: Tensor, layout: Layout, aux: AuxOutputs | None = 
 
 def build_head_norm(spec: TokenNorm, over: HeadNormOver, heads: int, width: int) -> nn.Module:
     """Return the module of a norm of queries or keys, of heads of this width."""
-    if over == "head" or isinstance(spec, NoNorm):
+    if over == "head" or spec.is_none:
         return spec.build(width)
     if over == "projection":
         return spec.build(heads * width)

@@ -17,7 +17,6 @@ from anyformer.attention.lowered import FirstValues, Relation
 from anyformer.attention.position_module import Positions
 from anyformer.config import (
     Attention,
-    NoPosition,
     Pattern,
     Position,
     Side,
@@ -103,7 +102,7 @@ class BlockStack(nn.Module):
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
         self.final_norm, self.dropout = spec.final_norm.build(width), Dropout(spec.dropout)
         self.embeds = spec.position.embeds()
-        self.embedder = Positions(spec.position if self.embeds else NoPosition(), embed_width, 0)
+        self.embedder = Positions(spec.position if self.embeds else Position.none(), embed_width, 0)
         self.ends = spec.ends
         self.sizes = tuple(block.mixer.stores(width) for block in layers)
         self.reaches = tuple(size and size.reach for size in self.sizes)
@@ -125,7 +124,7 @@ class BlockStack(nn.Module):
                 plan_of_layer.append(None)
                 continue
             scheme: Position = position_of(mixer, spec)
-            scheme = NoPosition() if scheme.embeds() else scheme
+            scheme = Position.none() if scheme.embeds() else scheme
             key = scheme, mixer.heads, run if scheme.per_layer else None
             which = schemes.setdefault(key, len(schemes))
             needs = Requirements.of(mixer, width)
@@ -138,7 +137,7 @@ class BlockStack(nn.Module):
         across = [cross and (pattern_across(cross), Requirements.of(cross, width)) for cross in crosses]
         self.cross_plans = tuple(dict.fromkeys(plan for plan in across if plan))
         self.cross_plan_of_layer = tuple(self.cross_plans.index(plan) if plan else None for plan in across)
-        self.no_position = Positions(NoPosition(), width, 0)  # no scheme acts between the positions of two texts
+        self.no_position = Positions(Position.none(), width, 0)  # no scheme acts between the positions of two texts
 
     def replaced(self) -> Iterator[tuple[str, str, str]]:
         """Yield the sublayers that were put in by hand: the name, the class that the config builds, and the one now."""

@@ -3,7 +3,7 @@
 import torch
 
 from anyformer.attention.cache.paged import Pool
-from anyformer.config import Attention, NoMixer
+from anyformer.config import Attention
 from anyformer.config.cost import Sizes
 from anyformer.generation.engine.interface import Limits
 from anyformer.kernels.runtime import Runtime
@@ -19,7 +19,7 @@ def is_paged(model: Transformer) -> bool:
         return False
     mixers = [block.mixer for block in decoder.unrolled()]
     stored = all(mixer.stores(model.config.width) is not None for mixer in mixers)
-    return stored and all(isinstance(mixer, Attention | NoMixer) for mixer in mixers)
+    return stored and all(isinstance(mixer, Attention) or mixer.is_none for mixer in mixers)
 
 
 def new_pool(model: Transformer, pages: tuple[int, int], page_size: int, int8: bool = False) -> Pool:

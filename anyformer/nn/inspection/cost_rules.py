@@ -9,10 +9,6 @@ from anyformer.config import (
     Layers,
     LoRA,
     ModelConfig,
-    NoFeedForward,
-    NoMixer,
-    NoNorm,
-    NoPosition,
     Parallel,
     Position,
     Side,
@@ -77,7 +73,7 @@ def _adapters(adapter: LoRA, side: Side, stack: Stack, d: int, b: int, t: int, s
 def adapter_cost(adapter: LoRA, at: str, block: Block, d: int, rows: int, source_rows: int) -> Cost:
     """Return the cost of a block's adapters; the inputs of the linear layers are counted as saved already."""
     cost, r = Cost(), adapter.rank
-    for name, inputs, outputs, across, fixed, _ in matrices(block, d, NoPosition()):
+    for name, inputs, outputs, across, fixed, _ in matrices(block, d, Position.none()):
         if any(within(f"{at}.{name}", target) for target in adapter.targets):
             read = fixed or (source_rows if across else rows)
             cost += Cost(r * (inputs + outputs), 2 * read * r * (inputs + outputs), saved=read * r)
@@ -101,18 +97,18 @@ def _elements(tables: dict[str, tuple[int, ...]]) -> int:
 
 def block_costs(block: Block, d: int, b: int, t: int, s: int, side: Side) -> Iterator[tuple[str, Cost]]:
     """Yield the cost of each sublayer of a block (see `Block.on`) in order, and of its norms."""
-    branches = [] if isinstance(block.mixer, NoMixer) else [(block.mixer.part, block.mixer.cost(d, b, t, side))]
+    branches = [] if block.mixer.is_none else [(block.mixer.part, block.mixer.cost(d, b, t, side))]
     if cross := block.cross:
         cost = cross.cost_between(pattern_across(cross), d, b, t, s, side, across=True)
         branches.append(("cross-attention", cost))
-    if not isinstance(block.feedforward, NoFeedForward):
+    if not block.feedforward.is_none:
         branches.append(("feed-forward", block.feedforward.cost(d, b * t)))
     n, place, parallel = len(branches), block.placement, isinstance(block.order, Parallel)
     shared = isinstance(block.order, Parallel) and block.order.shared_norm
     before = (1 if shared else n) if place in ("pre", "sandwich") else 0
     after = {"pre": 0, "post": 1 if parallel else n, "branch": n, "sandwich": n}[place]
     # parallel branches share one input tensor, unless each has its own norm
-    shared_input = parallel and (before < n or isinstance(block.norm, NoNorm))
+    shared_input = parallel and (before < n or block.norm.is_none)
     for i, (part, cost) in enumerate(branches):
         yield part, cost if i and shared_input else cost + Cost(saved=b * t * d)
     norm = block.norm.cost(d, b * t)

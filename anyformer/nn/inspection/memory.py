@@ -31,7 +31,6 @@ from anyformer.config import (
     Full,
     ModelConfig,
     Network,
-    NoNorm,
     Norm,
     Relu,
     Rotary,
@@ -216,7 +215,7 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, side: Sid
         if isinstance(a, Attention):
             saved += FP32 * rows * a.heads
             rotated = a is block.mixer and isinstance(position_of(a, stack), Rotary)
-            if rotated and isinstance(a.qk_norm, NoNorm):
+            if rotated and a.qk_norm.is_none:
                 saved += size * b * (t * a.heads + keys * a.groups) * a.widths(d)[0]
     spec = block.feedforward
     if isinstance(spec, Network):
