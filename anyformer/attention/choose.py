@@ -18,7 +18,8 @@ from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
 from anyformer.attention.layout import Facts, Layout, Role
 from anyformer.attention.lowered import Choice, Dense
 from anyformer.attention.scores import Normalizer
-from anyformer.config import Attention, Causal, Full, Latent, Pattern, Position
+from anyformer.config import Attention, Latent, Pattern, Position
+from anyformer.config.visibility import EVERYTHING, PAST
 from anyformer.kernels.private import functorch_is_active
 from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
 
@@ -147,10 +148,10 @@ _choose_once = lru_cache(maxsize=4096)(_choose)
 def without_mask(pattern: Pattern, q: Facts | Layout, k: Facts | Layout, role: Role) -> Dense | None:
     """Return the dense form without a stored mask, or None if layouts and pattern need one."""
     if q.marks is None and k.marks is None and not q.packed and not k.packed:
-        if isinstance(pattern, Full) and q.padding == k.padding == "none":
+        if pattern.as_window == EVERYTHING and q.padding == k.padding == "none":
             return Dense()
         # the real tokens of a row never see the padding to their right
-        if isinstance(pattern, Causal) and role == "self" and q.ordered and q.padding != "any":
+        if pattern.as_window == PAST and role == "self" and q.ordered and q.padding != "any":
             return Dense(causal=True)
     return None
 
@@ -158,7 +159,7 @@ def without_mask(pattern: Pattern, q: Facts | Layout, k: Facts | Layout, role: R
 def sees_whole_rows(pattern: Pattern, q: Layout, k: Layout, scheme: Position) -> bool:
     """Return whether the newest token of each row, its only query, sees all keys of the row."""
     plain = q.marks is None and k.marks is None and not scheme.biases()
-    return plain and isinstance(pattern, Causal | Full) and q.positions.shape[1] == 1
+    return plain and pattern.as_window in (EVERYTHING, PAST) and q.positions.shape[1] == 1
 
 
 # -- why a kernel cannot run: None if it can --------------------------------------------------------------------------
@@ -194,9 +195,9 @@ def _no_decode(pair: Pair, needs: Requirements, at: Runtime) -> str | None:
 
 def _no_segments(pattern: Pattern, pair: Pair, scheme: Position) -> str | None:
     """Return why segments and a window do not say all that a kernel must know; None if they do."""
-    if pair.role == "cross" and not isinstance(pattern, Full):
+    if pair.role == "cross" and pattern.as_window != EVERYTHING:
         return "in cross-attention it takes the full pattern only"
-    if pair.q.marks or pair.k.marks or scheme.biases() or varlen.window_of(pattern) is None:
+    if pair.q.marks or pair.k.marks or scheme.biases() or pattern.as_window is None:
         return "it takes full, causal and window patterns only, without marks or biases"
     return None
 
@@ -213,7 +214,7 @@ def _no_short(pattern: Pattern, pair: Pair, scheme: Position, needs: Requirement
     if (obstacle := _no_segments(pattern, pair, scheme)) is not None:
         return obstacle
     contiguous = all(side.is_arange or (side.ordered and side.has_documents) for side in (pair.q, pair.k))
-    if not contiguous and not isinstance(pattern, Full):  # the kernel takes indices for positions
+    if not contiguous and pattern.as_window != EVERYTHING:  # the kernel takes indices for positions
         return "a document may not be contiguous"
     if needs.key_width != needs.value_width or needs.key_width > short_rows.MAX_HEAD_WIDTH:
         return (

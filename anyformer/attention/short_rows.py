@@ -10,7 +10,6 @@ from torch import Tensor
 
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, ShortRows
-from anyformer.attention.varlen import window_of
 from anyformer.config import Pattern
 from anyformer.kernels.runtime import Runtime
 from anyformer.kernels.short_rows import ShortRowsFunction
@@ -21,7 +20,7 @@ MAX_HEAD_WIDTH = 64  # wider heads need more shared memory than GPUs before Hopp
 
 def lower_short_rows(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[], Dense]) -> ShortRows:
     """Return the segments of both sides; None if neither layout has any."""
-    window = window_of(pattern)
+    window = pattern.as_window
     assert window is not None
     if q.segments is None and k.segments is None:
         return ShortRows(None, None, window, k is not q, densify)

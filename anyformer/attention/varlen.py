@@ -10,7 +10,7 @@ from torch import Tensor
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Documents
 from anyformer.attention.scores import repeat_heads
-from anyformer.config import Causal, Full, Pattern, Window
+from anyformer.config import Pattern
 from anyformer.kernels.conventions import PADDING
 
 if torch.backends.cuda.is_built():
@@ -31,25 +31,12 @@ def __getattr__(name: str) -> Any:
     return set(signature(varlen.varlen_attn).parameters)
 
 
-def window_of(pattern: Pattern) -> tuple[int, int] | None:
-    """Return the window (tokens back and ahead, -1: unlimited) that equals a pattern, or None if there is none."""
-    match pattern:
-        case Full():
-            return -1, -1
-        case Causal():
-            return -1, 0
-        case Window(globals=0, before=before, after=after):
-            return before, after
-        case _:
-            return None
-
-
 def lower_documents(pattern: Pattern, q: Layout, k: Layout, densify: Callable[[], Dense]) -> Documents:
     """Return where each document begins.
 
     Layouts know the largest number of documents, so nothing is read on the host.
     """
-    window, longest = window_of(pattern), q.positions.shape[1]
+    window, longest = pattern.as_window, q.positions.shape[1]
     assert window is not None
     if q is k:
         starts = _starts(q)

@@ -10,7 +10,7 @@ from anyformer.config.cost import Cost, Matrix, Sizes, linear_costs
 from anyformer.config.disentangled import Disentangled as Disentangled  # all schemes are known where this is imported
 from anyformer.config.families import Mixer, Side, must_divide
 from anyformer.config.norm import RMSNorm, TokenNorm
-from anyformer.config.pattern import Causal, Full, Pattern, pairs
+from anyformer.config.pattern import Pattern, pairs, plain_pattern
 from anyformer.config.position import Position
 from anyformer.config.spec import BY_KIND, Count, Fault, Flag, Number, Positive, Probability, Size, Spec
 
@@ -350,9 +350,9 @@ class Attention(Mixer):
 def pattern_of(attention: Attention, side: Side) -> Pattern:
     """Return the pattern of a self-attention, given or derived; a decoder is causal unless it is given otherwise."""
     ahead = side == "encoder"
-    return attention.pattern.towards(ahead) if attention.pattern else Full() if ahead else Causal()
+    return attention.pattern.towards(ahead) if attention.pattern else plain_pattern(ahead)
 
 
 def pattern_across(attention: Attention) -> Pattern:
     """Return the pattern of a cross-attention, given or derived; by default the whole source is visible."""
-    return attention.pattern.towards(True) if attention.pattern else Full()
+    return attention.pattern.towards(True) if attention.pattern else plain_pattern(ahead=True)

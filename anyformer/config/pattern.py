@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 
 from anyformer.config.spec import ConfigError, Count, Fault, Flag
 from anyformer.config.visibility import (
+    EVERYTHING,
     LARGE as LARGE,
+    PAST,
     SMALL as SMALL,
     About,
     Open as Open,
@@ -33,6 +35,10 @@ class Full(Pattern):
 
     kind: Literal["full"] = "full"
 
+    @property
+    def as_window(self) -> tuple[int, int]:
+        return EVERYTHING
+
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         return (q == q) & (k == k)
 
@@ -46,6 +52,10 @@ class Causal(Pattern):
     kind: Literal["causal"] = "causal"
 
     @property
+    def as_window(self) -> tuple[int, int]:
+        return PAST
+
+    @property
     def looks_ahead(self) -> bool:
         return False
 
@@ -57,6 +67,11 @@ class Causal(Pattern):
 
     def covers(self, q: Span, k: Span) -> "Tensor":
         return k.high <= q.low
+
+
+def plain_pattern(ahead: bool) -> Pattern:
+    """Return the pattern that sees every key, or without `ahead` the past and oneself."""
+    return Full() if ahead else Causal()
 
 
 class Window(Pattern):
@@ -82,6 +97,10 @@ class Window(Pattern):
     @property
     def reach(self) -> int | None:
         return None if self.after or self.globals else self.before
+
+    @property
+    def as_window(self) -> tuple[int, int] | None:
+        return None if self.globals else (self.before, self.after)
 
     @property
     def sparse(self) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 About = Callable[[Any], "Tensor"]
 LARGE, SMALL = 128, 64  # blocks of tokens that kernels skip, as large as they are fast, and the smallest that are
+EVERYTHING, PAST = (-1, -1), (-1, 0)  # windows of the patterns full and causal
 MAX_BLOCKS = 16_384  # along one side of a sparse pattern: counting them takes about a second
 
 
@@ -60,6 +61,11 @@ class Pattern(Part):
     @property
     def reach(self) -> int | None:
         """Largest distance back that any query sees, if bounded and none looks ahead: the size of a ring cache."""
+        return None
+
+    @property
+    def as_window(self) -> tuple[int, int] | None:
+        """The tokens back and ahead (-1: all) that a query sees, if that says all: kernels may take them for a mask."""
         return None
 
     @property

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Attention, ConfigError, Fault, Full, pattern_of
+from anyformer.config import Attention, ConfigError, Fault, pattern_of
+from anyformer.config.visibility import EVERYTHING
 from anyformer.explore.formulas import embed_formula, layers_formula, norm_formula, position_formula
 from anyformer.explore.head_stages import HEAD_STAGES
 from anyformer.explore.layer_stages import LAYER_STAGES
@@ -189,7 +190,7 @@ def _order(place: Place) -> str:
     attentions = [mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.position is None]
     if len(attentions) < len(mixers) or stack.pooling is not None:
         return "mixer"
-    return "set" if all(isinstance(pattern_of(one, place.side), Full) for one in attentions) else "mask"
+    return "set" if all(pattern_of(one, place.side).as_window == EVERYTHING for one in attentions) else "mask"
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------

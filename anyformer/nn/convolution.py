@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import Layout, real, sees
-from anyformer.config import Convolution, Full
+from anyformer.config import Convolution, plain_pattern
 from anyformer.nn.context import Context
 
-ALL = Full()  # a constant: torch.compile cannot trace the construction of a spec
+ALL = plain_pattern(ahead=True)  # a constant: torch.compile cannot trace the construction of a spec
 
 
 class ConvolutionMixer(nn.Module):

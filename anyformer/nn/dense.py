@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.attention.layout import real, sees
-from anyformer.config import Causal, Full, FullyConnected, Pattern, PositionMixing
+from anyformer.config import FullyConnected, Pattern, PositionMixing, plain_pattern
 from anyformer.nn.context import Context
 
 
@@ -71,4 +71,4 @@ class DenseMixer(nn.Module):
 
 def _pattern(spec: FullyConnected | PositionMixing) -> Pattern:
     assert spec.causal is not None, "the stack decides"
-    return Causal() if spec.causal else Full()
+    return plain_pattern(not spec.causal)

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from anyformer.attention.cache.layer_cache import LayerCache
 from anyformer.attention.cache.ring import RowSlots, Slots
 from anyformer.attention.layout import Layout, real, sees, segment_starts
-from anyformer.config import Full, Recurrent
+from anyformer.config import Recurrent, plain_pattern
 from anyformer.kernels.conventions import PADDING
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, OutBranch
 
-ALL = Full()  # a constant: torch.compile cannot trace the construction of a spec
+ALL = plain_pattern(ahead=True)  # a constant: torch.compile cannot trace the construction of a spec
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 

@@ -126,14 +126,20 @@ def doctor() -> DoctorReport:
 def attention_kernels(device: str, precision: str) -> dict[str, ReasonedChoice]:
     """Return the kernel of a GPT-2-sized attention layer in training, prefill and decoding, and the reason."""
     from anyformer.attention.explain import explain
-    from anyformer.config import Attention, Causal
+    from anyformer.config import Attention, plain_pattern
     from anyformer.kernels.runtime import Runtime
 
     spec, dtype = Attention(heads=12), {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     uses = {"training": (8, 1024, 0), "prefill": (1, 512, 1024), "decoding": (1, 1, 1024)}  # batch, new tokens, cache
     return {
         use: ReasonedChoice(
-            *explain(spec, 768, Causal(), Runtime(device.partition(":")[0], dtype, use == "training"), *sizes)
+            *explain(
+                spec,
+                768,
+                plain_pattern(ahead=False),
+                Runtime(device.partition(":")[0], dtype, use == "training"),
+                *sizes,
+            )
         )
         for use, sizes in uses.items()
     }

@@ -1,5 +1,6 @@
 """Who sees whom: the definition by a plain loop, every lowering by the definition."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -378,3 +379,13 @@ def test_a_wrong_shape_is_an_error(name: str, shape: tuple[int, ...]):
 def test_facts_are_whole_numbers(name: str):
     with pytest.raises(ValueError, match=f"{name} must be integers"):
         make_layout(2, 5, CPU, **{name: torch.zeros(2, 5)})
+
+
+@pytest.mark.parametrize("pattern", [one for one in PATTERNS if one.as_window], ids=str)
+def test_a_window_says_all_that_a_pattern_sees(pattern: Pattern) -> None:
+    """Kernels take the window of a pattern in place of its mask."""
+    assert pattern.as_window is not None
+    back, ahead = (math.inf if size == -1 else size for size in pattern.as_window)
+    positions = torch.arange(9)
+    q, k = positions[:, None], positions[None, :]
+    assert torch.equal(pattern.sees(q, k), (q - k <= back) & (k - q <= ahead))

@@ -28,7 +28,6 @@ from anyformer.config import (
     Attention,
     Block,
     Experts,
-    Full,
     ModelConfig,
     Network,
     Norm,
@@ -39,6 +38,7 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.config.visibility import EVERYTHING
 from anyformer.nn.inspection.cost_rules import block_costs, head_cost, pooled, side_costs
 from anyformer.nn.inspection.count import BYTES, count, human
 from anyformer.nn.inspection.optimizer_cost import trained_weights
@@ -152,7 +152,7 @@ def _mask_bytes(config: ModelConfig, lengths: dict[Side, int], context: int, mod
     pairs = {side: n * -(-n // context) for side, n in lengths.items()}
     mixers = {(side, block.mixer) for side, block in _blocks(config) if isinstance(block.mixer, Attention)}
     patterns = {(side, pattern_of(mixer, side)) for side, mixer in mixers}
-    masked = [side for side, pattern in patterns if not isinstance(pattern, Full) and pairs[side] < MAX_MASK_PAIRS]
+    masked = [side for side, pattern in patterns if pattern.as_window != EVERYTHING and pairs[side] < MAX_MASK_PAIRS]
     return mode.size * sum(pairs[side] for side in masked) if context > 1 else 0
 
 

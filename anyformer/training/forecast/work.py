@@ -21,7 +21,6 @@ from typing import NamedTuple
 from anyformer.config import (
     Attention,
     Block,
-    Causal,
     Disentangled,
     Experts,
     ModelConfig,
@@ -36,6 +35,7 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.config.adapter import matrices
+from anyformer.config.visibility import PAST
 from anyformer.kernels.gpu_table import GPU
 from anyformer.nn.inspection.cost_rules import block_costs, head_cost, pooled
 from anyformer.nn.inspection.count import count
@@ -180,7 +180,7 @@ class _Layer(NamedTuple):
             if not across and isinstance(position_of(a, self.stack), T5Bias | Disentangled):
                 biased += flops
             else:
-                computed += flops / 2 if isinstance(pattern, Causal) else flops  # kernels skip what no query sees
+                computed += flops / 2 if pattern.as_window == PAST else flops  # kernels skip what no query sees
         return computed, biased, counted
 
     def _attention_bytes(self) -> float:
