@@ -90,6 +90,10 @@ class Task(AnyTask):
         """Metrics by which the best checkpoint can be selected."""
         return ("loss",)
 
+    def row_measures(self, predicted: str, target: str) -> dict[str, float]:
+        """Return metrics of one row, whose means `compare` tests; of our own tasks it knows them."""
+        return {}
+
     @property
     def real_rows(self) -> str:
         """Why each row of a batch must hold an example; empty if rows may fill it up."""

@@ -34,6 +34,9 @@ class Ordinal(Task):
         if getattr(model.head, "labels", self.highest) != self.highest:
             yield Fault("model.head.labels", f"= {model.head.labels}: set it to task.highest = {self.highest}")
 
+    def row_measures(self, predicted, target):
+        return {"mean_error": abs(float(predicted) - float(target))}
+
     def build(self, tokenizer, source_tokenizer=None):
         return Ordering(self, tokenizer)
 

@@ -11,6 +11,7 @@ import pytest
 from anyformer.config import ConfigError, Head, ModelConfig, Shape, import_file, io
 from anyformer.config.part import kind_of
 from anyformer.config.spec import alternatives
+from anyformer.lab.comparison.compare import compare
 from anyformer.recipe import Batches, Recipe, Task, TaskFile
 from anyformer.runs.run import load, unfinished
 from tests.serve.http.process import started
@@ -102,6 +103,17 @@ def test_it_is_measured_predicted_and_served(run: Path, home: Path) -> None:
         request = urllib.request.Request(f"{address}/v1/score", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as reply:
             assert [one["score"] for one in json.load(reply)["data"]] == list(map(float, answers))
+
+
+def test_its_runs_are_compared_and_new_drafts_none(run: Path, home: Path) -> None:
+    found = json.loads(done("evaluate", run, "--json").splitlines()[-1])["metrics"]["mean_error"]
+    shutil.copytree(run, home / "other")
+    compared = compare([run, home / "other"])
+    assert compared.metrics["mean_error"] == (pytest.approx(found),) * 2
+    assert compared.higher_is_better["mean_error"] is False
+    assert "mean_error" in done("compare", run, home / "other")
+    (line,) = refused("new", "ordinal", "rows.tsv", "--import", FILE)
+    assert "`new` drafts no recipe for this task" in line
 
 
 def test_its_run_names_the_file(run: Path) -> None:

@@ -17,7 +17,7 @@ from anyformer.lab.comparison import measures
 from anyformer.lab.comparison.bootstrap import MetricDifference, paired, resample
 from anyformer.lab.comparison.measures import Measure
 from anyformer.nn.inspection.count import count
-from anyformer.recipe import Recipe
+from anyformer.recipe import Recipe, Task
 from anyformer.runs.run import RECIPE, Run, load
 from anyformer.tasks.base import media_of, readable
 from anyformer.tasks.classify import split as split_labels
@@ -72,8 +72,9 @@ def compare(folders: Sequence[str | Path], split: str = "test", overrides: Seque
     kinds = [run.spec.kind for run in runs]
     if len(set(kinds)) > 1:
         raise ConfigError([Fault("runs", f"have different tasks: {', '.join(kinds)}")])
-    if kinds[0] not in KINDS:
-        raise ConfigError([Fault("runs", f"of the task '{kinds[0]}': compare knows {', '.join(KINDS)}")])
+    if kinds[0] not in KINDS and not _has_row_measures(runs[0]):
+        what = f"compare knows {', '.join(KINDS)}, and tasks with `row_measures`"
+        raise ConfigError([Fault("runs", f"of the task '{kinds[0]}': {what}")])
     rows, left_out = _shared_rows(runs, paths[0], split, overrides)
     found, examples = _measure(runs, rows)
     names = tuple(_names(paths))
@@ -211,12 +212,16 @@ def _blocks(texts: Sequence[str]) -> Iterator[str]:
 
 def _measure(runs: Sequence[Run], rows: Rows) -> tuple[dict[str, tuple[Measure, ...]], tuple[DifferingRow, ...]]:
     """Return each metric for each run, and rows with different predictions, most different ones first."""
-    columns, kind = rows.columns, runs[0].spec.kind
-    if kind == "lm":
+    columns, spec = rows.columns, runs[0].spec
+    if spec.kind == "lm":
         windows = [min(WINDOW, run.config.stacks["decoder"].limit or WINDOW) for run in runs]
         each = zip(runs, windows, strict=True)
         return {"bits_per_byte": tuple(measures.bits_per_byte(run, columns["text"], n) for run, n in each)}, ()
-    texts, targets = _texts(kind, columns), _targets(kind, columns)
+    assert isinstance(spec, Task)
+    *inputs, targets = (columns[name] for name in spec.columns)
+    texts = ["\t".join(row) for row in zip(*inputs, strict=True)]
+    if spec.reads_words:
+        texts = [words.replace("\n", "\t") for words in texts]
     predictions = [run.predict(texts) for run in runs]
     found: dict[str, list[Measure]] = {}
     for run, predicted in zip(runs, predictions, strict=True):
@@ -226,21 +231,8 @@ def _measure(runs: Sequence[Run], rows: Rows) -> tuple[dict[str, tuple[Measure, 
     return shared, _examples(texts, targets, predictions)
 
 
-def _texts(kind: str, columns: Mapping[str, list[str]]) -> list[str]:
-    """Return what `predict` reads."""
-    match kind:
-        case "seq2seq":
-            return columns["source"]
-        case "tag":
-            return [words.replace("\n", "\t") for words in columns["words"]]
-        case _ if "pair" in columns:
-            return [f"{text}\t{pair}" for text, pair in zip(columns["text"], columns["pair"], strict=True)]
-        case _:
-            return columns["text"]
-
-
-def _targets(kind: str, columns: Mapping[str, list[str]]) -> list[str]:
-    return columns[{"seq2seq": "target", "tag": "tags"}.get(kind, "label")]
+def _has_row_measures(run: Run) -> bool:
+    return isinstance(run.spec, Task) and type(run.spec).row_measures is not Task.row_measures
 
 
 def _measures(run: Run, texts: Sequence[str], targets: Sequence[str], predicted: Sequence[str]) -> Iterator[Measure]:
@@ -266,6 +258,10 @@ def _measures(run: Run, texts: Sequence[str], targets: Sequence[str], predicted:
                 yield measures.bleu(predicted, targets, spec.bleu_tokenize)
             if "word_error_rate" in spec.metrics:
                 yield measures.word_error_rate(predicted, targets)
+        case _:
+            rows = [spec.row_measures(*row) for row in zip(predicted, targets, strict=True)]
+            for name in rows[0]:
+                yield measures.mean(name, [row[name] for row in rows], name not in spec.lower_is_better)
 
 
 def _examples(

@@ -164,6 +164,9 @@ def _about(task: str) -> str:
 
 def task_kind(name: str) -> str:
     """Return the kind of a task by the name that a user gives it."""
+    if name not in TASKS and name in map(kind_of, Task.choices()):
+        what = f"`new` drafts no recipe for this task, but for {', '.join(TASKS)}: write one yourself"
+        raise ConfigError([Fault("TASK", f"= '{name}': {what}")])
     if name not in TASKS:
         raise ConfigError([Fault("TASK", f"= '{name}': unknown; {did_you_mean(name, TASKS)}")])
     return TASKS[name]
