@@ -131,16 +131,9 @@ def attention_kernels(device: str, precision: str) -> dict[str, ReasonedChoice]:
 
     spec, dtype = Attention(heads=12), {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     uses = {"training": (8, 1024, 0), "prefill": (1, 512, 1024), "decoding": (1, 1, 1024)}  # batch, new tokens, cache
+    past, name = plain_pattern(ahead=False), device.partition(":")[0]
     return {
-        use: ReasonedChoice(
-            *explain(
-                spec,
-                768,
-                plain_pattern(ahead=False),
-                Runtime(device.partition(":")[0], dtype, use == "training"),
-                *sizes,
-            )
-        )
+        use: ReasonedChoice(*explain(spec, 768, past, Runtime(name, dtype, use == "training"), *sizes))
         for use, sizes in uses.items()
     }
 
