@@ -1,7 +1,6 @@
 """Training: from a recipe to a run folder, in a loop that can be stopped at any step and resumed with the same bits.
 
 api                 The stable names of tasks and training
-background_writer   A thread that writes one checkpoint at a time
 checkpoint          State of a run, and checkpoints: written atomically, verified, restored
 compile_cache       Compiled code in the user's cache folder, verified by SHA-256
 compiler            Options of torch.compile
@@ -11,7 +10,6 @@ ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text
 forecast            memory, time and price of a training run on GPUs that need not be there
-frozen_model        A frozen model beside the trained one: a teacher, or the start of the model
 hidden_matrices     Linear layers and experts of the blocks, for Muon and width transfer
 job                 The built objects of one run: model, optimiser, loader, state
 log                 Progress bar, metrics.jsonl, TensorBoard, loss curve
@@ -41,6 +39,5 @@ threads             Number of CPU threads of a step, by its FLOPs
 train               `train`, `evaluate` and `merge`
 utilisation         FLOPs per token and peak speed (MFU)
 watchdog            Time limit of every phase, for processes that hang
-weight_formats      Weights in fp8, and frozen weights of few bits
 width_transfer      Initial weights and learning rates by width (muP)
 """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.loader import CropLoader, Cursor, Loader
@@ -14,6 +15,9 @@ from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.kernels.private import start_hashing_triton
 from anyformer.nn.inspection.capacity import check_model, exceeding
 from anyformer.nn.model import Transformer
+from anyformer.nn.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
+from anyformer.nn.transforms.quantise import round_base
+from anyformer.nn.transforms.rounding import Bits
 from anyformer.recipe import (
     Crops,
     NamedSplit,
@@ -33,8 +37,8 @@ from anyformer.runs.run import (
 from anyformer.tasks.base import Task, open_media, readable, rows_have_media
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
+from anyformer.training.distillation import load_frozen
 from anyformer.training.finetune import copy_weights, describe_new, freeze
-from anyformer.training.frozen_model import load_frozen
 from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_compile, choose_device, choose_precision, compiler_fault
@@ -44,7 +48,6 @@ from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint, fingerprints
 from anyformer.training.snapshots import drop_snapshots
 from anyformer.training.threads import threads
-from anyformer.training.weight_formats import convert_to_fp8, round_frozen
 from anyformer.training.width_transfer import scale_weights
 
 
@@ -252,3 +255,28 @@ def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
         # ids of 8 bytes, and at least one vector of the model in half precision
         if faults := list(exceeding(tokens * (8 + 2 * config.width), what, limit)):
             raise ConfigError(fault.under("batches.rows") for fault in faults)
+
+
+# -- weights in other formats -----------------------------------------------------------------------------------------
+
+
+def convert_to_fp8(model: Transformer, console: Console) -> None:
+    """Multiply the weights of the blocks in fp8. Print how many layers stay in bf16; refuse fp8 if all of them do."""
+    stacks = nn.ModuleList(stack for stack in (model.encoder, model.decoder) if stack is not None)
+    converted, left = learn_in_fp8(stacks)
+    reason = f"{len(left)} with a size that is not a multiple of {SIZE_MULTIPLE}"
+    if not converted:
+        counts = f": there are {reason}" if left else ""
+        what = f"= 'fp8': no linear layer of the blocks can be converted{counts}; set 'bf16'"
+        raise ConfigError([Fault("train.precision", what)])
+    if left:
+        text = f"fp8: {len(converted)} linear layers of the blocks; in bf16 remain {reason}"
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def round_frozen(model: Transformer, bits: Bits) -> None:
+    """Round the frozen weights of the blocks; refuse weights that are not finite."""
+    try:
+        round_base(model, bits)
+    except ValueError as error:
+        raise ConfigError([Fault("train.base_bits", f"= {bits}: {error}")]) from None

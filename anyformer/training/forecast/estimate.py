@@ -15,13 +15,14 @@ Several processes launch kernels one by one, without a CUDA graph: a pass takes 
 
 from dataclasses import dataclass
 from functools import cache
+from math import ceil, log2
 from typing import NamedTuple
 
 from anyformer.config import ModelConfig
 from anyformer.kernels.gpu_table import GPU
-from anyformer.training.forecast.network import Group
+from anyformer.nn.inspection.optimizer_cost import trained_weights
+from anyformer.recipe import Optimizer, Update
 from anyformer.training.forecast.split import Split, gathered_values, part_weights, step_memory, tensor_part
-from anyformer.training.forecast.update import update_messages, update_work
 from anyformer.training.forecast.work import FP32, MicroBatch, PartWork, StepWork, step_work
 from anyformer.training.forecast.workload import Workload
 
@@ -145,3 +146,83 @@ def _activation_messages(work: Workload, gpu: GPU, split: Split, rows: MicroBatc
     for values, layers in gathered_values(config, rows, split.tensor):
         seconds += layers * (2 + times) * context.gather(values * work.size, 2)
     return seconds
+
+
+# -- the network ------------------------------------------------------------------------------------------------------
+#
+# Time of collective operations among GPUs.
+#
+#     gather, scatter    bytes · (n - 1) / n / (LINK_SHARE · link) + hops · latency, in a ring through all n GPUs
+#     all-reduce         twice the bytes; its latency is that of a tree between nodes
+#
+# The ranks of a group are `stride` apart. A group within a node uses its links. A larger group uses the network of all
+# its GPUs in a node together, so with r of them it has r times the network of one, and at most the links of the node.
+
+
+LINK_SHARE = 0.8  # of a link's bandwidth that large messages reach
+NODE_HOP, NETWORK_HOP = 2e-6, 5e-6  # seconds, as in the cost model of NCCL (protocol LL128)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of `size` GPUs that are `stride` ranks apart."""
+
+    gpu: GPU
+    size: int
+    stride: int = 1
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of the group in one node."""
+        return max(1, min(self.size, self.gpu.node // self.stride))
+
+    @property
+    def nodes(self) -> int:
+        return ceil(self.size / self.per_node)
+
+    @property
+    def bandwidth(self) -> float:
+        if self.nodes == 1:
+            return LINK_SHARE * self.gpu.link
+        network = self.per_node * self.gpu.network
+        return LINK_SHARE * (min(self.gpu.link, network) if self.per_node > 1 else network)
+
+    def gather(self, size: float, calls: float = 1) -> float:
+        """Return the seconds to gather, or to reduce and scatter, `size` bytes in `calls` calls."""
+        if self.size == 1:
+            return 0.0
+        hops = (self.size - self.nodes) * NODE_HOP + (self.nodes - (self.nodes == 1)) * NETWORK_HOP
+        return size * (self.size - 1) / self.size / self.bandwidth + calls * hops
+
+    def all_reduce(self, size: float, calls: float = 1) -> float:
+        """Return the seconds to sum `size` bytes on all GPUs in `calls` calls."""
+        if self.size == 1:
+            return 0.0
+        hops = 2 * (self.per_node - 1) * NODE_HOP + 2 * log2(self.nodes) * NETWORK_HOP
+        return 2 * size * (self.size - 1) / self.size / self.bandwidth + calls * hops
+
+
+# -- the update -------------------------------------------------------------------------------------------------------
+
+
+CLIPPED = 3  # values that clipping moves for each weight: it reads two and writes one
+
+
+def update_work(config: ModelConfig, optimizer: Optimizer, split: Split) -> PartWork:
+    """Return the work of a step of the optimiser on one GPU."""
+    update, own = _update(config, optimizer, split)
+    return PartWork(update.flops, moved=FP32 * (update.moved + CLIPPED * own), kernels=update.kernels)
+
+
+def update_messages(config: ModelConfig, optimizer: Optimizer, split: Split, gpu: GPU) -> float:
+    """Return the seconds in which updates of divided matrices are gathered, in fp32."""
+    matrices, parts = _update(config, optimizer, split)[0].gathered, split.tensor * split.shards
+    if not matrices or parts == 1:
+        return 0.0
+    return Group(gpu, parts).gather(FP32 * sum(matrix.values for matrix in matrices), len(matrices))
+
+
+def _update(config: ModelConfig, optimizer: Optimizer, split: Split) -> tuple[Update, float]:
+    """Return the update, and the number of weights that one GPU updates."""
+    own = part_weights(config, split.tensor).trained / split.shards
+    return optimizer.update(trained_weights(config), own, split.tensor * split.shards), own

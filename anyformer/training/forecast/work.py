@@ -10,7 +10,7 @@ count beside its FLOPs.
     attention     pairs of queries and keys that a kernel computes; the backward pass has 2.5 times as many FLOPs
     bytes         inputs, weights and outputs of matmuls and attention; norms and residual sums, whose stream is fp32;
                   activation functions, rotations and logits; weights cast to half precision, and their gradients
-The update of the weights is in `update.py`.
+The update of the weights is in `estimate.py`.
 
 b, t, s, d, h, g, k, f, v as in `config/__init__.py`.
 """

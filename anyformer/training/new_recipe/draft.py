@@ -15,9 +15,8 @@ from anyformer.training.new_recipe import loop, models
 from anyformer.training.new_recipe.columns import Role
 from anyformer.training.new_recipe.data import Sources, find_sources
 from anyformer.training.new_recipe.models import DataFacts, RecipeLine
-from anyformer.training.new_recipe.overrides import override_lines
+from anyformer.training.new_recipe.overrides import override_lines, toml
 from anyformer.training.new_recipe.texts import TextStats, measure
-from anyformer.training.new_recipe.toml import toml
 
 TASKS = {  # the names that users give to tasks
     "translate": "seq2seq",

@@ -1,15 +1,16 @@
 """KEY=VALUE for a drafted recipe: the lines that it changes. Imports no torch."""
 
+import json
 from functools import reduce
 from itertools import takewhile
 from typing import Any
 
 from anyformer.config import ConfigError, Fault, io
 from anyformer.config.overrides import assignment
+from anyformer.config.spec import Spec, fields
 from anyformer.recipe import Recipe
 from anyformer.recipe.ready.from_run import FROM, with_body
 from anyformer.training.new_recipe.models import RecipeLine, Sections, as_toml
-from anyformer.training.new_recipe.toml import toml
 
 Path = tuple[str, ...]
 
@@ -60,3 +61,29 @@ def _steps(name: str) -> Path:
 
 def _value(recipe: Recipe, path: Path) -> Any:
     return reduce(getattr, path, recipe)
+
+
+# -- TOML -------------------------------------------------------------------------------------------------------------
+
+
+def toml(value: Any) -> str:
+    """Return a value, or a spec without its defaults, as TOML on one line."""
+    match value:
+        case Spec():
+            known = fields(type(value))
+            given = {
+                name: inner
+                for name in known
+                if (inner := getattr(value, name)) != known[name].default or name == "kind"
+            }
+            return toml(given)
+        case dict():
+            return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
+        case tuple() | list():
+            return "[" + ", ".join(map(toml, value)) + "]"
+        case str():
+            return f"'{value}'" if "\\" in value and "'" not in value else json.dumps(value, ensure_ascii=False)
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
