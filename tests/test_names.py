@@ -8,7 +8,7 @@ import anyformer
 
 # Names that still mean several things; a name that is free goes from this list.
 TAKEN = {
-    *("Answers", "Choice", "Completion", "Dense", "Hypothesis", "Linear", "Mixture", "Pages", "Place", "Scoring"),
+    *("Answers", "Choice", "Completion", "Dense", "Hypothesis", "Linear", "Pages", "Place", "Scoring"),
     *("Server", "Shape", "Source", "Span", "Step", "Task"),
 }
 

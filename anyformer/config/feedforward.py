@@ -312,10 +312,10 @@ class Experts(FeedForward):
     def build(self, width: int) -> "nn.Module":
         from torch import nn
 
-        from anyformer.nn.experts import Mixture, StackedLinear
+        from anyformer.nn.experts import ExpertMixture, StackedLinear
 
         one, hidden = self.expert, self.expert.hidden(width)
-        return Mixture(
+        return ExpertMixture(
             self.router.build(width, self.count, self.top_k),
             StackedLinear(self.count, width, (hidden,) * (one.gates + 1), one.bias),
             StackedLinear(self.count, hidden, (width,), one.bias),

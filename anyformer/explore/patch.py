@@ -30,7 +30,7 @@ MAX_OUTPUT_ELEMENTS = 2**26  # of one batch of patched passes
 class PatchRequest(TextRequest):
     """Activations of the text `donor` in place of those of `text`, for each layer and position of a stack.
 
-    `at` is as in `NextRequest`; -1 is the first position at which both texts have different outputs.
+    `at` is as in the view `next`; -1 is the first position at which both texts have different outputs.
     """
 
     donor: str

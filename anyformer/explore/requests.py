@@ -54,7 +54,7 @@ class NextRequest(TextRequest):
 
 
 class StageRequest(TextRequest):
-    """One stage of the path of a token: `decoder.scores`. `at` is as in `NextRequest`.
+    """One stage of the path of a token: `decoder.scores`. `at` is as in the view `next`.
 
     In an encoder-decoder, the stages of the encoder follow its token `key`; -1 is the one that `at` attends to most.
     Without it, the stage `encoder.tokens` follows none: that takes a forward pass.

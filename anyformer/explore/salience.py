@@ -18,7 +18,7 @@ STEPS = 32  # of integrated gradients
 
 
 class SalienceRequest(TextRequest):
-    """The contribution of each token to an output; `at` is as in `NextRequest`, `output` as in `FollowRequest`."""
+    """The contribution of each token to an output; `at` is as in the view `next`, `output` as in `FollowRequest`."""
 
     at: StrictInt = -1
     output: StrictInt = -1

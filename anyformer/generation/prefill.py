@@ -14,7 +14,7 @@ from anyformer.generation.prefix_cache import CachedPrefix
 from anyformer.generation.step import logits
 from anyformer.kernels.conventions import PADDING
 from anyformer.nn.eval_mode import submodules
-from anyformer.nn.experts import Mixture
+from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
@@ -128,7 +128,7 @@ def synchronises(model: Transformer) -> bool:
     """Return whether a module reads sizes from the device."""
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     return any(stack.pooling is not None for stack in stacks) or any(
-        isinstance(module, (Mixture, nn.RNNBase)) for module in submodules(model)
+        isinstance(module, (ExpertMixture, nn.RNNBase)) for module in submodules(model)
     )
 
 

@@ -217,7 +217,7 @@ _opaque_loop.register_autograd(_backward, setup_context=lambda ctx, inputs, outp
 # -- the layer ------------------------------------------------------------------------------------------------------
 
 
-class Mixture(nn.Module):
+class ExpertMixture(nn.Module):
     """Σ w_i(x) · F_i(x) over the chosen experts i, plus the shared network, which reads every token."""
 
     def __init__(

@@ -29,7 +29,7 @@ from anyformer.config import (
 )
 from anyformer.config.part import Part
 from anyformer.nn.block import Sublayer
-from anyformer.nn.experts import Mixture
+from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.model import Transformer
 
 VOCAB, WIDTH, LENGTH, ROWS = 12, 8, 9, 3
@@ -104,7 +104,7 @@ class Subject:
         for module in model.modules():
             if isinstance(self.part, Norm) and isinstance(module, Sublayer):
                 yield from (module.norm_in, module.norm_branch, module.norm_sum)
-            elif isinstance(self.part, Router) and isinstance(module, Mixture):
+            elif isinstance(self.part, Router) and isinstance(module, ExpertMixture):
                 yield module.router
         if isinstance(self.part, Head):
             yield model.head

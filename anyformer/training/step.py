@@ -12,7 +12,7 @@ from anyformer.attention.attend import without_plans
 from anyformer.data.batch import Batch, to_device
 from anyformer.generation.prefill import synchronises
 from anyformer.nn.aux_outputs import collect, discard
-from anyformer.nn.experts import Mixture
+from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.inputs import Inputs
 from anyformer.recipe import Packed, Padded
 from anyformer.tasks.base import past_of
@@ -167,7 +167,7 @@ def can_capture(job: Job) -> bool:
     if spec.own_tokens is not None or spec.checkpoint_activations or not job.objective.dense or not job.steps_in_flight:
         return False
     if job.compiled:
-        return not any(isinstance(module, Mixture) for module in job.model.modules())
+        return not any(isinstance(module, ExpertMixture) for module in job.model.modules())
     return isinstance(batches, Padded) and batches.few_shapes and not synchronises(job.model)
 
 

@@ -14,7 +14,7 @@ from anyformer.explore.outputs import values_at
 from anyformer.explore.path_place import Place
 from anyformer.explore.trace import last_side
 from anyformer.nn.block import ParallelBlock, Sublayer
-from anyformer.nn.experts import Mixture
+from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.heads import EmbeddingHead, PooledHead
 from anyformer.nn.inputs import PatchInput, TokenInput
 from anyformer.nn.inspection.sublayers import stacks_of
@@ -284,7 +284,7 @@ def _feedforward(place: Place, found: dict[str, Any]) -> Symbols:
     sublayer = _sublayer(place, "feedforward")
     inner, width, values = sublayer.inner, len(found["read"]), {"x": found["read"]}
     functions, sizes = {"N": of_module(sublayer.norm_branch)}, dict[str, int]()
-    if isinstance(inner, Mixture):
+    if isinstance(inner, ExpertMixture):
         weights = dict(found["router"])
         sizes["e"] = inner.up.count
         values["r_e"] = [weights.get(i, 0.0) for i in range(sizes["e"])]

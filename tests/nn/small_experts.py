@@ -22,7 +22,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.nn.context import Context
-from anyformer.nn.experts import Mixture
+from anyformer.nn.experts import ExpertMixture
 from tests.strategies import HERE, VOCAB
 
 WIDTH, NOWHERE = 6, Context(HERE, HERE)
@@ -44,7 +44,7 @@ networks = st.sampled_from(
 )
 
 
-def made(spec: Experts, seed: int = 0) -> Mixture:
+def made(spec: Experts, seed: int = 0) -> ExpertMixture:
     torch.manual_seed(seed)
     mixture = spec.build(WIDTH).double().eval()
     for tensor in (*mixture.parameters(), *mixture.buffers()):

@@ -8,12 +8,12 @@ from anyformer.attention.layout import Layout
 from anyformer.config import Experts, Gated, SigmoidTopK
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Context
-from anyformer.nn.experts import Mixture, SigmoidRouter
+from anyformer.nn.experts import ExpertMixture, SigmoidRouter
 from tests.nn.small_experts import ROUTERS, WIDTH, made, model_of, random
 from tests.strategies import build, close, seeds, tokens
 
 
-def noted(mixture: Mixture, x: Tensor, segments: Tensor | None = None) -> AuxOutputs:
+def noted(mixture: ExpertMixture, x: Tensor, segments: Tensor | None = None) -> AuxOutputs:
     aux, layout = AuxOutputs(), Layout(torch.zeros(1, x.shape[1], dtype=torch.long), segments)
     mixture.train()(x, Context(layout, layout, aux=aux))
     return aux

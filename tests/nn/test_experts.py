@@ -1,4 +1,4 @@
-"""Mixture of experts: equal to a loop over tokens, and paid for by the chosen alone."""
+"""ExpertMixture of experts: equal to a loop over tokens, and paid for by the chosen alone."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from anyformer.config import (
 )
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Tap
-from anyformer.nn.experts import ExpertRows, Mixture, expert_matmul
+from anyformer.nn.experts import ExpertMixture, ExpertRows, expert_matmul
 from anyformer.nn.init import initialise
 from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.taps import run_with_taps
@@ -32,7 +32,7 @@ from tests.nn.small_experts import NOWHERE, ROUTERS, WIDTH, made, model_of, netw
 from tests.strategies import build, close, seeds, tokens
 
 
-def one_expert(mixture: Mixture, spec: Experts, i: int, x: Tensor) -> Tensor:
+def one_expert(mixture: ExpertMixture, spec: Experts, i: int, x: Tensor) -> Tensor:
     bias = [layer.bias[i] if layer.bias is not None else None for layer in (mixture.up, mixture.down)]
     h = F.linear(x, mixture.up.weight[i], bias[0])
     act = spec.expert.activation.function()
@@ -46,7 +46,7 @@ def one_expert(mixture: Mixture, spec: Experts, i: int, x: Tensor) -> Tensor:
     return F.linear(h, mixture.down.weight[i], bias[1])
 
 
-def chosen(mixture: Mixture, spec: Experts, x: Tensor) -> dict[int, Tensor]:
+def chosen(mixture: ExpertMixture, spec: Experts, x: Tensor) -> dict[int, Tensor]:
     """The experts of one token and their weights, by the definitions."""
     router, k = spec.router, spec.top_k
     logits = mixture.router.linear(x)
@@ -61,7 +61,7 @@ def chosen(mixture: Mixture, spec: Experts, x: Tensor) -> dict[int, Tensor]:
     return dict(zip(best, router.scale * weights, strict=True))
 
 
-def naive(mixture: Mixture, spec: Experts, x: Tensor) -> Tensor:
+def naive(mixture: ExpertMixture, spec: Experts, x: Tensor) -> Tensor:
     """Token by token, expert by expert."""
     rows = []
     for row in x.flatten(0, 1):

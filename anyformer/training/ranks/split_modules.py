@@ -20,7 +20,7 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.dropout import Dropout
-from anyformer.nn.experts import ExpertRows, Mixture, StackedLinear, expert_matmul
+from anyformer.nn.experts import ExpertMixture, ExpertRows, StackedLinear, expert_matmul
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.training.ranks.collectives import enter, gather, leave, local, own_generator, span
@@ -174,7 +174,7 @@ class SplitStackedLinear(StackedLinear):
         return y.split(self.parts, dim=-1)
 
 
-class SplitMixture(Mixture):
+class SplitMixture(ExpertMixture):
     """Some of the experts. All processes route all tokens, and each computes what its experts read."""
 
     mesh: DeviceMesh

@@ -27,7 +27,7 @@ from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.block import Sublayer
-from anyformer.nn.experts import Mixture
+from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.inputs import TokenInput
@@ -168,7 +168,7 @@ class ByExpert(ParallelStyle):
     """Split a mixture by expert, and the hidden layer of its shared network."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, Mixture)
+        assert isinstance(module, ExpertMixture)
         for layer in (module.up, module.down):
             shard(layer, "weight", mesh, 0)
             shard(layer, "bias", mesh, 0)
@@ -225,7 +225,7 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
         match module:
             case PlainFFN() | GatedFFN() if type(module) in (PlainFFN, GatedFFN) and not name.endswith(".shared"):
                 plan[name] = Hidden()
-            case Mixture() if type(module) is Mixture:
+            case ExpertMixture() if type(module) is ExpertMixture:
                 plan[name] = ByExpert()
             case TokenInput() | VocabularyHead():
                 plan[name] = ByToken(model.config.vocab)
