@@ -1,7 +1,8 @@
 """Write runs as GGUF files, for llama.cpp: F32, F16 or Q8_0.
 
 The metadata are those of the config.json of a family, and are read again: a model that llama.cpp would compute in
-another way is refused, with the parts that differ.
+another way is refused, with the parts that differ. llama.cpp's converter does not replace it: that is a script in no
+package, and does not compare what it writes with the model.
 """
 
 import os

@@ -4,6 +4,7 @@ albert      ALBERT: BERT with shared layers and factorised embeddings
 bart        BART, mBART, Marian, Pegasus, M2M-100 and NLLB
 bert        BERT
 big_bird    BigBird with full attention
+block_fields  the fields of blocks that most families have
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from anyformer import config as spec
 from anyformer.config import ConfigError, ModelConfig
-from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.block_fields import BlockFields, FieldNames
 from anyformer.interop.family import Family, Framing, attention, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Reshaped, Rule
 
@@ -112,57 +113,59 @@ def _head(defaults: BartDefaults, fields: Fields) -> spec.Head:
             return spec.NoHead()
 
 
+def side_names(side: spec.Side) -> FieldNames:
+    """Return the names of the fields of one of two stacks, as in fairseq."""
+    return FieldNames(
+        width="d_model",
+        depth=f"{side}_layers",
+        heads=f"{side}_attention_heads",
+        ff=f"{side}_ffn_dim",
+        activation="activation_function",
+        eps=None,
+        dropout="dropout",
+    )
+
+
+def _blocks(defaults: BartDefaults, side: spec.Side) -> BlockFields:
+    return BlockFields(
+        names=side_names(side),
+        width=1024,
+        depth=12,
+        heads=16,
+        ff=4096,
+        activation=defaults.activation,
+        dropout=0.1,
+        attention_dropout=defaults.attention_dropout,
+    )
+
+
 def _stack(defaults: BartDefaults, fields: Fields, side: spec.Side, position: spec.Position) -> spec.Stack:
-    biased = fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
-    mixer = spec.Attention(
-        heads=fields(f"{side}_attention_heads", 16),
-        bias=biased,
-        output=spec.Projected(bias=biased),
-        dropout=fields("attention_dropout", defaults.attention_dropout),
-    )
-    feedforward = spec.Plain(
-        width=fields(f"{side}_ffn_dim", 4096),
-        activation=fields.activation("activation_function", defaults.activation),
-        dropout=fields("activation_dropout", 0.0),
-    )
-    block = spec.Block(
-        mixer=mixer,
-        cross=mixer if side == "decoder" else None,
-        feedforward=feedforward,
-        placement="pre" if defaults.first else "post",
-        dropout=fields("dropout", 0.1),
-    )
+    family, biased = _blocks(defaults, side), fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
+    network, placement = {"dropout": fields("activation_dropout", 0.0)}, "pre" if defaults.first else "post"
+    block = family.block(fields, bias=biased, feedforward=network, placement=placement)
+    if side == "decoder":
+        block = block.model_copy(update={"cross": block.mixer})
     final = spec.LayerNorm() if defaults.first else spec.NoNorm()
-    return spec.Stack(depth=fields.depth(f"{side}_layers", 12), blocks=(block,), position=position, final_norm=final)
+    return spec.Stack(depth=family.read_depth(fields), blocks=(block,), position=position, final_norm=final)
 
 
 def write(defaults: BartDefaults, config: ModelConfig) -> dict[str, Any]:
     tokens = expect(config.source, spec.Tokens, "source")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
-        "d_model": config.width,
         "scale_embedding": tokens.scale == spec.SqrtWidth(),
     }
     if isinstance(config.head, spec.Classifier):
         found["classifier_dropout"] = config.head.dropout
     for side, stack in config.stacks.items():
-        block = stack.blocks[0]
-        mixer, network = attention(block, side), expect(block.feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
         length = (
             expect(stack.position, spec.Learned, f"{side}.position").length
             if defaults.table
             else config.context or LENGTH
         )
-        found |= {
-            f"{side}_layers": stack.depth,
-            f"{side}_attention_heads": mixer.heads,
-            f"{side}_ffn_dim": network.hidden(config.width),
-            "max_position_embeddings": length,
-            "activation_function": name_of(network.activation),
-            "dropout": block.dropout,
-            "attention_dropout": mixer.dropout,
-            "activation_dropout": network.dropout,
-        }
+        network = expect(stack.blocks[0].feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
+        found |= _blocks(defaults, side).written(stack, config.width, side)
+        found |= {"max_position_embeddings": length, "activation_dropout": network.dropout}
     return found
 
 

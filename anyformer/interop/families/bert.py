@@ -6,11 +6,13 @@ from typing import Any
 
 from anyformer import config as spec
 from anyformer.config import ModelConfig
-from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.block_fields import BlockFields, FieldNames
 from anyformer.interop.families.encoder_parts import HeadNames, classes, encoder_family, read_span
-from anyformer.interop.family import attention, expect
+from anyformer.interop.family import expect
 from anyformer.interop.weight_rules import AnyRule, Names, Rule, layer_rules
 
+NAMES = FieldNames(attention_dropout="attention_probs_dropout_prob", dropout="hidden_dropout_prob")
 POOLER = spec.Transform(activation=spec.Tanh())
 LAYER = {
     "mixer.inner.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
@@ -30,20 +32,21 @@ HEADS = HeadNames(
 )
 
 
-@dataclass(frozen=True)
-class BertDefaults:
-    """Defaults of a model like BERT, and the name of its pooler."""
+@dataclass(frozen=True, kw_only=True)
+class BertDefaults(BlockFields):
+    """BertDefaults of a model like BERT, and the name of its pooler."""
 
+    names: FieldNames = NAMES
     vocab: int = 30_522
     width: int = 768
     depth: int = 12
     heads: int = 12
     ff: int = 3072
-    act: str = "gelu"
+    activation: str = "gelu"
+    eps: float = 1e-12
     dropout: float = 0.1
     length: int = 512
     types: int = 2
-    eps: float = 1e-12
     pooler: str | None = "pooler.dense"  # None: there is none
     classified: spec.Transform = POOLER  # before labels of texts
     classifier: float | None = None  # dropout before labels; None: `dropout`
@@ -67,17 +70,9 @@ def read_body(
     fields.must("is_decoder", False)
     fields.must("add_cross_attention", False)
     fields.must("tie_word_embeddings", True)
-    norm = spec.LayerNorm(eps=fields("layer_norm_eps", defaults.eps))
-    drop = fields("hidden_dropout_prob", defaults.dropout)
-    act = fields.activation("hidden_act", defaults.act)
-    mixer = spec.Attention(
-        heads=fields("num_attention_heads", defaults.heads),
-        bias=True,
-        output=spec.Projected(bias=True),
-        dropout=fields("attention_probs_dropout_prob", defaults.dropout),
-    )
-    feedforward = spec.Plain(width=fields("intermediate_size", defaults.ff), activation=act)
-    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm, placement="post", dropout=drop)
+    block = defaults.block(fields, bias=True, placement="post")
+    act = expect(block.feedforward, spec.Plain, "feedforward").activation
+    norm, drop = defaults.normed(fields), block.dropout
     length = spec.Learned(length=fields("max_position_embeddings", defaults.length))
     least = min(defaults.types, 1)
     types = fields("type_vocab_size", defaults.types, least) if uses(fields, "type_vocab_size") else 0
@@ -92,9 +87,7 @@ def read_body(
     return ModelConfig(
         width=fields("hidden_size", defaults.width),
         source=tokens,
-        encoder=spec.Stack(
-            depth=fields.depth("num_hidden_layers", defaults.depth), blocks=(block,), position=position or length
-        ),
+        encoder=spec.Stack(depth=defaults.read_depth(fields), blocks=(block,), position=position or length),
         head=read_head(
             defaults, fields, spec.MaskedLM(transform=spec.Transform(activation=masked or act, norm=norm)), drop
         ),
@@ -138,22 +131,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def write_body(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of BERT and its variants, without those of positions and heads."""
-    stack = expect(config.encoder, spec.Stack, "encoder")
-    tokens, block = expect(config.source, spec.Tokens, "source"), stack.blocks[0]
-    mixer = attention(block, "encoder")
-    feedforward = expect(block.feedforward, spec.Plain, "encoder.blocks.0.feedforward")
-    return {
-        "vocab_size": tokens.rows,
-        "type_vocab_size": tokens.types,
-        "hidden_size": config.width,
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "intermediate_size": feedforward.hidden(config.width),
-        "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, spec.LayerNorm, "encoder.blocks.0.norm").eps,
-        "hidden_dropout_prob": block.dropout,
-        "attention_probs_dropout_prob": mixer.dropout,
-    }
+    stack, tokens = expect(config.encoder, spec.Stack, "encoder"), expect(config.source, spec.Tokens, "source")
+    counts = {"vocab_size": tokens.rows, "type_vocab_size": tokens.types}
+    return counts | BertDefaults().written(stack, config.width, "encoder")
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:

@@ -33,7 +33,7 @@ def read(fields: Fields) -> ModelConfig:
         fields.refuse("attention_type", f"= {kind!r}: {what}; {hint}")
     act = fields.activation("hidden_act", "gelu_new")
     defaults = bert.BertDefaults(
-        vocab=50_358, act="gelu_new", length=4096, pooler="pooler", classified=Transform(activation=act)
+        vocab=50_358, activation="gelu_new", length=4096, pooler="pooler", classified=Transform(activation=act)
     )
     special = fields.special(fields("vocab_size", defaults.vocab), pad=0, bos=1, eos=2)
     found = bert.read_body(defaults, fields, special)

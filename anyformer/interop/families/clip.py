@@ -1,14 +1,19 @@
 """CLIP (Radford et al. 2021): a ViT and a causal text model, whose projected vectors are in one space."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from anyformer import config as spec
 from anyformer.config import ModelConfig
-from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.block_fields import BlockFields
+from anyformer.interop.family import Family, expect
 from anyformer.interop.transformers_fields import fields_of
 from anyformer.interop.weight_rules import AnyRule, Reshaped, Rule
+
+TEXT = BlockFields(width=512, depth=12, heads=8, ff=2048, activation="quick_gelu")
+SEEN = replace(TEXT, width=768, heads=12, ff=3072)
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -20,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
         inner.must("pruned_heads", {})
         inner.silent("projection_dim", "tie_word_embeddings", "dropout")  # the outer one decides; the last is unused
     seen.silent("pad_token_id", "bos_token_id", "eos_token_id")
-    width, vocab = text("hidden_size", 512), text("vocab_size", 49_408)
+    width, vocab = text("hidden_size", TEXT.width), text("vocab_size", 49_408)
     patches = spec.Patches(
         image_height=seen("image_size", 224),
         patch=seen("patch_size", 32),
@@ -29,12 +34,12 @@ def read(fields: Fields) -> ModelConfig:
         norm=spec.LayerNorm(eps=seen("layer_norm_eps", 1e-5)),
     )
     tower = spec.ImageTower(
-        width=seen("hidden_size", 768), source=patches, encoder=_stack(seen, patches.length, heads=12, ff=3072)
+        width=seen("hidden_size", SEEN.width), source=patches, encoder=_stack(SEEN, seen, patches.length)
     )
     found = ModelConfig(
         width=width,
         target=spec.Tokens(vocab=vocab),
-        decoder=_stack(text, text("max_position_embeddings", 77), heads=8, ff=2048),
+        decoder=_stack(TEXT, text, text("max_position_embeddings", 77)),
         head=spec.Embedder(pool="last", projection=fields("projection_dim", 512), normalize=True, learned_scale=True),
         image_tower=tower,
         special=text.special(vocab, pad=1, bos=49_406, eos=49_407),
@@ -52,20 +57,10 @@ def _table(fields: Fields, name: str) -> Fields:
     return inner
 
 
-def _stack(fields: Fields, length: int, heads: int, ff: int) -> spec.Stack:
-    norm = spec.LayerNorm(eps=fields("layer_norm_eps", 1e-5))
-    mixer = spec.Attention(
-        heads=fields("num_attention_heads", heads),
-        bias=True,
-        output=spec.Projected(bias=True),
-        dropout=fields("attention_dropout", 0.0),
-    )
-    feedforward = spec.Plain(
-        width=fields("intermediate_size", ff), activation=fields.activation("hidden_act", "quick_gelu")
-    )
-    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm)
-    depth = fields.depth("num_hidden_layers", 12)
-    return spec.Stack(depth=depth, blocks=(block,), position=spec.Learned(length=length), final_norm=norm)
+def _stack(family: BlockFields, fields: Fields, length: int) -> spec.Stack:
+    block = family.block(fields, bias=True)
+    position = spec.Learned(length=length)
+    return spec.Stack(depth=family.read_depth(fields), blocks=(block,), position=position, final_norm=block.norm)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -79,30 +74,16 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.special.bos,
         "eos_token_id": config.special.eos,
         "pad_token_id": config.special.pad,
-        **_layers(stack, config.width, "decoder"),
+        **TEXT.written(stack, config.width, "decoder"),
     }
     seen = {
         "image_size": tower.source.image_height,
         "patch_size": tower.source.patch,
         "num_channels": tower.source.channels,
-        **_layers(tower.encoder, tower.width, "image_tower.encoder"),
+        **SEEN.written(tower.encoder, tower.width, "image_tower.encoder"),
     }
     both = {"projection_dim": width}
     return {"text_config": text | both, "vision_config": seen | both, **both}
-
-
-def _layers(stack: spec.Stack, width: int, path: str) -> dict[str, Any]:
-    block = stack.blocks[0]
-    mixer, feedforward = attention(block), expect(block.feedforward, spec.Plain, f"{path}.blocks.0.feedforward")
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "intermediate_size": feedforward.hidden(width),
-        "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, spec.LayerNorm, f"{path}.blocks.0.norm").eps,
-        "attention_dropout": mixer.dropout,
-    }
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:

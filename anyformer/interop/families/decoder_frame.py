@@ -1,35 +1,18 @@
 """The frame of decoder-only families: what is around the blocks, and the fields that most of their config.json have."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anyformer import config as spec
-from anyformer.config import Attention, Block, Gated, LayerNorm, ModelConfig, Plain, RMSNorm, Rotary, position_of
-from anyformer.interop.config_fields import Fields, length_of, name_of, write_rotary
+from anyformer.config import Attention, Block, Gated, ModelConfig, Plain, RMSNorm, Rotary, position_of
+from anyformer.interop.config_fields import Fields, length_of, write_rotary
+from anyformer.interop.families.block_fields import BlockFields, FieldNames
 from anyformer.interop.family import PLAIN, Family, Framing, attention, expect, tile_layers
 from anyformer.interop.weight_rules import Alias, AnyRule, Conversion, Names, Rule, layer_rules
 
 PLAIN_HEAD = spec.LM()
 BUFFERS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FieldNames:
-    """Names of the fields of a config.json; None: there is no such field."""
-
-    width: str = "hidden_size"
-    depth: str = "num_hidden_layers"
-    heads: str = "num_attention_heads"
-    kv_heads: str | None = None
-    key_width: str | None = None
-    ff: str | None = "intermediate_size"
-    activation: str | None = "hidden_act"
-    eps: str | None = "layer_norm_eps"
-    attention_dropout: str | None = "attention_dropout"
-    embedding_dropout: str | None = None
-    dropout: str | None = None  # after sublayers
-    context: str | None = "max_position_embeddings"  # the longest text; None: positions end by themselves
 
 
 GPT_NAMES = FieldNames(
@@ -47,68 +30,16 @@ GPT_NAMES = FieldNames(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderFields:
+class DecoderFields(BlockFields):
     """The fields that decoders have in common, with the defaults of a family: `block` and `decoder` read them, and
     `DecoderParts.fields` writes them."""
 
-    names: FieldNames = FieldNames()
-    network: type[Plain] | type[Gated] = Plain
-    norm: type[LayerNorm] | type[RMSNorm] = LayerNorm
-    norm_options: Mapping[str, Any] = field(default_factory=dict)
     vocab: int
-    width: int
-    depth: int
-    heads: int
-    kv_heads: int | None = None  # None: heads
-    key_width: int | None = None  # None: d / heads
-    ff: int | None = None  # None: 4 d
-    activation: str = "gelu_new"  # also the name that is written, of several for one function
-    eps: float = 1e-5
-    dropout: float = 0.0  # after sublayers, and of embeddings and attention
-    attention_dropout: float | None = None  # None: `dropout`
     length: int = 2048  # of the longest text
     tied: bool = False
     pad: int | None = None
     bos: int | None = None
     eos: int | None = None
-
-    def block(
-        self,
-        fields: Fields,
-        *,
-        bias: bool = False,
-        mixer: Mapping[str, Any] | None = None,
-        feedforward: Mapping[str, Any] | None = None,
-        **more: Any,
-    ) -> Block:
-        """Return a block by its fields; `bias` is that of all projections of attention."""
-        names = self.names
-        heads, width = fields(names.heads, self.heads), fields(names.width, self.width)
-        attends: dict[str, Any] = {"heads": heads, "bias": bias, "output": spec.Projected(bias=bias)}
-        if names.attention_dropout:
-            drop = self.dropout if self.attention_dropout is None else self.attention_dropout
-            attends["dropout"] = fields(names.attention_dropout, drop)
-        if names.kv_heads:
-            attends["kv_heads"] = fields(names.kv_heads, self.kv_heads or heads)
-        if names.key_width:
-            attends["key_width"] = fields(names.key_width, self.key_width or width // heads)
-        network: dict[str, Any] = {}
-        if names.ff:
-            network["width"] = fields.maybe(names.ff, int) if self.ff is None else fields(names.ff, self.ff)
-        if names.activation:
-            network["activation"] = fields.activation(names.activation, self.activation)
-        return Block(
-            mixer=Attention(**attends | dict(mixer or {})),
-            feedforward=self.network(**network | dict(feedforward or {})),
-            norm=self.normed(fields),
-            dropout=fields(names.dropout, self.dropout) if names.dropout else 0.0,
-            **more,
-        )
-
-    def normed(self, fields: Fields) -> LayerNorm | RMSNorm:
-        """Return the norm of the blocks."""
-        eps: dict[str, Any] = {"eps": fields(self.names.eps, self.eps)} if self.names.eps else {}
-        return self.norm(**eps, **self.norm_options)
 
     def decoder(
         self,
@@ -138,8 +69,9 @@ class DecoderFields:
             context=None if names.context is None else fields.maybe(names.context, int),
         )
 
-    def read_depth(self, fields: Fields) -> int:
-        return fields.depth(self.names.depth, self.depth)
+    def eps_of(self, norm: spec.Norm, path: str) -> float:
+        """Also return that of an RMS norm in the place of another, which `differences` then names."""
+        return norm.eps if isinstance(norm, RMSNorm) else super().eps_of(norm, path)
 
     def parts(self, config: ModelConfig) -> "DecoderParts":
         """Return the parts of a decoder, by its first layer; raise where one is of another kind."""
@@ -175,30 +107,15 @@ class DecoderParts:
         """The length of a table of positions."""
         return expect(self.stack.position, spec.Learned, "decoder.position").length
 
-    @property
-    def eps(self) -> float:
-        norm = self.block.norm
-        return norm.eps if isinstance(norm, RMSNorm) else expect(norm, self.family.norm, "decoder.blocks.0.norm").eps
-
     def fields(self) -> dict[str, Any]:
         """Return the fields that `DecoderFields` reads."""
-        names, default = self.family.names, self.family.activation
+        names = self.family.names
         found = {
             "vocab_size": self.tokens.rows,
             "tie_word_embeddings": self.config.tie == "output",
-            names.width: self.config.width,
-            names.depth: self.stack.depth,
-            names.heads: self.mixer.heads,
-            names.kv_heads: self.mixer.groups,
-            names.key_width: self.key,
-            names.ff: self.feedforward.hidden(self.config.width),
-            names.activation: name_of(self.feedforward.activation, first=default),
-            names.eps: self.eps if names.eps else None,
-            names.attention_dropout: self.mixer.dropout,
-            names.embedding_dropout: self.tokens.dropout,
-            names.dropout: self.block.dropout,
+            **({names.embedding_dropout: self.tokens.dropout} if names.embedding_dropout else {}),
         }
-        return {name: value for name, value in found.items() if name is not None}
+        return found | self.family.written(self.stack, self.config.width, "decoder", self.block)
 
     def rotary_fields(self, rotary: Rotary | None = None, *, fraction: bool = False) -> dict[str, Any]:
         """Return the fields of rotary positions, by default those of the first layer; `fraction` is always written."""

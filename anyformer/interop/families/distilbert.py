@@ -5,13 +5,26 @@ from typing import Any
 
 from anyformer import config as spec
 from anyformer.config import ModelConfig
-from anyformer.interop.config_fields import Fields, name_of
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
+from anyformer.interop.families.block_fields import BlockFields, FieldNames
 from anyformer.interop.families.encoder_parts import HeadNames, encoder_family, read_span
-from anyformer.interop.family import attention, expect
+from anyformer.interop.family import expect
 from anyformer.interop.weight_rules import AnyRule, layer_rules, split_names
 
 NORM = spec.LayerNorm(eps=1e-12)
+NAMES = FieldNames(
+    width="dim",
+    depth="n_layers",
+    heads="n_heads",
+    ff="hidden_dim",
+    activation="activation",
+    eps=None,
+    dropout="dropout",
+)
+FIELDS = BlockFields(
+    names=NAMES, norm_options={"eps": 1e-12}, width=768, depth=6, heads=12, ff=3072, activation="gelu", dropout=0.1
+)
 LAYER = {
     "mixer.inner.qkv": split_names("attention.{}_lin"),
     "mixer.inner.out": "attention.out_lin",
@@ -33,22 +46,14 @@ HEADS = HeadNames(
 def read(fields: Fields) -> ModelConfig:
     fields.must("tie_word_embeddings", True)
     fields.silent("sinusoidal_pos_embds", "tie_weights_")  # positions are in the file, however they began
-    drop, act = fields("dropout", 0.1), fields.activation("activation", "gelu")
-    vocab = fields("vocab_size", 30_522)
-    special = fields.special(vocab, pad=0)
-    mixer = spec.Attention(
-        heads=fields("n_heads", 12),
-        bias=True,
-        output=spec.Projected(bias=True),
-        dropout=fields("attention_dropout", 0.1),
-    )
-    feedforward = spec.Plain(width=fields("hidden_dim", 3072), activation=act)
-    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=NORM, placement="post", dropout=drop)
+    block, vocab = FIELDS.block(fields, bias=True, placement="post"), fields("vocab_size", 30_522)
+    special, drop = fields.special(vocab, pad=0), block.dropout
+    act = expect(block.feedforward, spec.Plain, "feedforward").activation
     return ModelConfig(
-        width=fields("dim", 768),
+        width=fields("dim", FIELDS.width),
         source=spec.Tokens(vocab=vocab, norm=NORM, dropout=drop, pad=special.pad),
         encoder=spec.Stack(
-            depth=fields.depth("n_layers", 6),
+            depth=FIELDS.read_depth(fields),
             blocks=(block,),
             position=spec.Learned(length=fields("max_position_embeddings", 512)),
         ),
@@ -75,20 +80,10 @@ def _head(fields: Fields, act: spec.Activation, dropout: float) -> spec.Head:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.encoder, spec.Stack, "encoder")
-    tokens, block = expect(config.source, spec.Tokens, "source"), stack.blocks[0]
-    mixer = attention(block, "encoder")
-    feedforward = expect(block.feedforward, spec.Plain, "encoder.blocks.0.feedforward")
-    return {
+    stack, tokens = expect(config.encoder, spec.Stack, "encoder"), expect(config.source, spec.Tokens, "source")
+    return FIELDS.written(stack, config.width, "encoder") | {
         "vocab_size": tokens.rows,
         "max_position_embeddings": expect(stack.position, spec.Learned, "encoder.position").length,
-        "dim": config.width,
-        "n_layers": stack.depth,
-        "n_heads": mixer.heads,
-        "hidden_dim": feedforward.hidden(config.width),
-        "activation": name_of(feedforward.activation),
-        "dropout": block.dropout,
-        "attention_dropout": mixer.dropout,
         "seq_classif_dropout": config.head.dropout if isinstance(config.head, spec.Classifier) else 0.2,
         "qa_dropout": config.head.dropout if isinstance(config.head, spec.SpanBounds) else 0.1,
     }

@@ -6,7 +6,8 @@ from typing import Any
 from anyformer.config import Alibi, ModelConfig, Order, Parallel, Sequential, position_of
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bloom
-from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.families.block_fields import FieldNames
+from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
 from anyformer.interop.family import attention
 from anyformer.interop.weight_rules import AnyRule, Grouped
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from anyformer.config import ConfigError, Learned, ModelConfig, Normal, Projected, Unscaled, Window, pattern_of
 from anyformer.interop.config_fields import Fields, shown
-from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.families.block_fields import FieldNames
+from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
 from anyformer.interop.family import attention
 from anyformer.interop.weight_rules import split_names
 

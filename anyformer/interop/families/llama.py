@@ -8,7 +8,8 @@ from typing import Any
 from anyformer import config as spec
 from anyformer.config import ModelConfig, pattern_of
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.families.block_fields import FieldNames
+from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
 from anyformer.interop.family import Family, Framing, attention
 from anyformer.interop.weight_rules import Names, Rule, split_names
 

@@ -6,39 +6,33 @@ from typing import Any
 from anyformer import config as spec
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields, name_of, shown
+from anyformer.interop.families.bert import NAMES
+from anyformer.interop.families.block_fields import BlockFields
 from anyformer.interop.family import Family, attention, expect
 from anyformer.interop.weight_rules import AnyRule, Reshaped, Rule
+
+FIELDS = BlockFields(names=NAMES, width=768, depth=12, heads=12, ff=3072, activation="gelu", eps=1e-12)
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.silent("encoder_stride", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
-    norm, drop = spec.LayerNorm(eps=fields("layer_norm_eps", 1e-12)), fields("hidden_dropout_prob", 0.0)
-    width = fields("hidden_size", 768)
-    mixer = spec.Attention(
-        heads=fields("num_attention_heads", 12),
-        bias=fields("qkv_bias", True),
-        output=spec.Projected(bias=True),
-        dropout=fields("attention_probs_dropout_prob", 0.0),
-    )
-    feedforward = spec.Plain(
-        width=fields("intermediate_size", 3072), activation=fields.activation("hidden_act", "gelu")
-    )
-    block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
+    mixer = {"bias": fields("qkv_bias", True), "output": spec.Projected(bias=True)}
+    block, width = FIELDS.block(fields, mixer=mixer), fields("hidden_size", FIELDS.width)
     height, across = _sides(fields, "image_size", 224)
     patch, other = _sides(fields, "patch_size", 16)
     if patch != other:
         fields.refuse("patch_size", f"= [{patch}, {other}]: must be a square")
     patches = spec.Patches(
-        image_height=height, image_width=across, patch=patch, channels=fields("num_channels", 3), dropout=drop
+        image_height=height, image_width=across, patch=patch, channels=fields("num_channels", 3), dropout=block.dropout
     )
     return ModelConfig(
         width=width,
         source=patches,
         encoder=spec.Stack(
-            depth=fields.depth("num_hidden_layers", 12),
+            depth=FIELDS.read_depth(fields),
             blocks=(block,),
             position=spec.Learned(length=patches.length),
-            final_norm=norm,
+            final_norm=block.norm,
         ),
         head=_head(fields, width),
     )
@@ -67,23 +61,13 @@ def _head(fields: Fields, width: int) -> spec.Head:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     stack, patches = expect(config.encoder, spec.Stack, "encoder"), expect(config.source, spec.Patches, "source")
-    block = stack.blocks[0]
-    mixer = attention(block, "encoder")
-    feedforward = expect(block.feedforward, spec.Plain, "encoder.blocks.0.feedforward")
     channels, height, width = patches.shape
     found: dict[str, Any] = {
         "image_size": height if height == width else [height, width],
         "patch_size": patches.patch,
         "num_channels": channels,
-        "hidden_size": config.width,
-        "num_hidden_layers": stack.depth,
-        "num_attention_heads": mixer.heads,
-        "intermediate_size": feedforward.hidden(config.width),
-        "hidden_act": name_of(feedforward.activation),
-        "layer_norm_eps": expect(block.norm, spec.LayerNorm, "encoder.blocks.0.norm").eps,
-        "qkv_bias": mixer.bias,
-        "hidden_dropout_prob": block.dropout,
-        "attention_probs_dropout_prob": mixer.dropout,
+        "qkv_bias": attention(stack.blocks[0], "encoder").bias,
+        **FIELDS.written(stack, config.width, "encoder"),
     }
     if isinstance(config.head, spec.Embedder) and isinstance(config.head.transform, spec.Transform):
         found["pooler_act"] = name_of(config.head.transform.activation)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from anyformer import config as spec
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.interop.config_fields import Fields, name_of
-from anyformer.interop.family import Family, attention, expect
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.bart import side_names
+from anyformer.interop.families.block_fields import BlockFields
+from anyformer.interop.family import Family, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Rule, StackedRows
 
 PLACES, LENGTH = 1500, 448  # default positions of the encoder and of the decoder
@@ -46,26 +48,17 @@ def read(fields: Fields) -> ModelConfig:
 AXES, MASKS = ("time", "feature"), ("prob", "length", "min_masks")  # of SpecAugment, in training
 
 
+def _blocks(side: spec.Side) -> BlockFields:
+    return BlockFields(names=side_names(side), width=384, depth=4, heads=6, ff=1536, activation="gelu")
+
+
 def _stack(fields: Fields, side: spec.Side) -> spec.Stack:
-    mixer = spec.Attention(
-        heads=fields(f"{side}_attention_heads", 6),
-        bias=True,
-        output=spec.Projected(bias=True),
-        dropout=fields("attention_dropout", 0.0),
-    )
-    feedforward = spec.Plain(
-        width=fields(f"{side}_ffn_dim", 1536),
-        activation=fields.activation("activation_function", "gelu"),
-        dropout=fields("activation_dropout", 0.0),
-    )
-    block = spec.Block(
-        mixer=mixer,
-        cross=mixer if side == "decoder" else None,
-        feedforward=feedforward,
-        dropout=fields("dropout", 0.0),
-    )
+    family, network = _blocks(side), {"dropout": fields("activation_dropout", 0.0)}
+    block = family.block(fields, bias=True, feedforward=network)
+    if side == "decoder":
+        block = block.model_copy(update={"cross": block.mixer})
     return spec.Stack(
-        depth=fields.depth(f"{side}_layers", 4),
+        depth=family.read_depth(fields),
         blocks=(block,),
         position=WAVES if side == "encoder" else spec.Learned(length=fields("max_target_positions", LENGTH)),
         final_norm=spec.LayerNorm(),
@@ -81,23 +74,13 @@ def write(config: ModelConfig) -> dict[str, Any]:
     decoder = expect(config.decoder, spec.Stack, "decoder")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
-        "d_model": config.width,
         "num_mel_bins": sounds.mels,
         "max_source_positions": config.context or PLACES,
         "max_target_positions": expect(decoder.position, spec.Learned, "decoder.position").length,
     }
     for side, stack in config.stacks.items():
-        block = stack.blocks[0]
-        mixer, network = attention(block, side), expect(block.feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
-        found |= {
-            f"{side}_layers": stack.depth,
-            f"{side}_attention_heads": mixer.heads,
-            f"{side}_ffn_dim": network.hidden(config.width),
-            "activation_function": name_of(network.activation),
-            "dropout": block.dropout,
-            "attention_dropout": mixer.dropout,
-            "activation_dropout": network.dropout,
-        }
+        network = expect(stack.blocks[0].feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
+        found |= _blocks(side).written(stack, config.width, side) | {"activation_dropout": network.dropout}
     return found
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from anyformer.config import ModelConfig, Sinusoidal, SqrtWidth, Unscaled
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.decoder_frame import DecoderFields, FieldNames, decoder_family, decoder_rules
+from anyformer.interop.families.block_fields import FieldNames
+from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
 from anyformer.interop.family import Framing
 from anyformer.interop.weight_rules import split_names
 
