@@ -150,7 +150,7 @@ def test_answers_are_those_of_the_run(workspace: Workspace) -> None:
     assert [workspace.answer("answer", {"run": "label", "text": TEXT})["answer"]] == runs["label"].predict([TEXT])
     for name in ("question", "stream", "prefix"):
         options = {"temperature": 0, "max_new_tokens": 6}
-        *_, last = workspace.write({"run": name, "text": TEXT, **options})
+        *_, last = workspace.answer("write", {"run": name, "text": TEXT, **options})
         assert [last["text"]] == runs[name].generate([TEXT], **options)
     assert [workspace.answer("answer", {"run": "question", "text": TEXT})["answer"]] == runs["question"].predict([TEXT])
 
@@ -210,7 +210,7 @@ def test_files_outside_are_not_read(workspace: Workspace, home: Path, reference:
             workspace.answer("read", {"run": "label", "text": text})
         assert len(str(caught.value).splitlines()) == 1
         with pytest.raises(ConfigError):
-            list(workspace.write({"run": "stream", "text": text}))
+            list(workspace.answer("write", {"run": "stream", "text": text}))
 
 
 def test_files_of_the_data_are_read(home: Path, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_heads_of_layers_with_shared_weights_are_switched_separately(workspace: 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "seed": 3}])
 def test_the_stream_equals_generate(workspace: Workspace, name: str, options: dict[str, Any]) -> None:
     run = workspace.runs[name].run
-    lines = list(workspace.write(body(name, max_new_tokens=5, **options)))
+    lines = list(workspace.answer("write", body(name, max_new_tokens=5, **options)))
     (expected,) = run.generate([body(name)["text"]], max_new_tokens=5, **options)
     *tokens, last = lines
     assert last == {"done": True, "text": expected}
@@ -207,10 +207,10 @@ def test_disabled_heads_change_the_generated_text(workspace: Workspace) -> None:
         body("window", max_new_tokens=6),
         [f"decoder.{layer}.{head}" for layer in (0, 1) for head in range(4)],
     )
-    before, run = list(workspace.write(request)), workspace.runs["window"].run
-    streamed = workspace.write({**request, "off": off})
+    before, run = list(workspace.answer("write", request)), workspace.runs["window"].run
+    streamed = workspace.answer("write", {**request, "off": off})
     first = next(streamed)
-    assert list(workspace.write(request)) == before
+    assert list(workspace.answer("write", request)) == before
     silenced = made("window")
     with torch.no_grad():
         for block in silenced.model.decoder.blocks:
@@ -348,11 +348,11 @@ def test_wrong_requests(workspace: Workspace) -> None:
     assert line("read", "entail", target=None) == "target: is blank: this run reads a pair of texts"
     assert line("read", step=3) == "step = 3: there is no checkpoint of it; there are none"
     with pytest.raises(ConfigError, match="does not generate text"):
-        next(workspace.write(body("tag")))
+        next(workspace.answer("write", body("tag")))
     with pytest.raises(ConfigError, match="text: is blank"):
-        next(workspace.write(body("pair", text="")))
+        next(workspace.answer("write", body("pair", text="")))
     with pytest.raises(ConfigError, match="top_p = 3"):
-        next(workspace.write(body("pair", temperature=1, top_p=3)))
+        next(workspace.answer("write", body("pair", temperature=1, top_p=3)))
 
 
 def test_a_long_text_is_cut_with_a_note(workspace: Workspace) -> None:
@@ -364,7 +364,7 @@ def test_a_long_text_is_cut_with_a_note(workspace: Workspace) -> None:
         "text has 126 tokens, and the decoder has 48 learned positions: only its first 48 of 126 characters are read"
     ]
     assert workspace.answer("matrix", {**request, "kind": "decoder", "layer": 0, "head": 0})["shape"] == [48, 48]
-    *tokens, last = workspace.write(request)
+    *tokens, last = workspace.answer("write", request)
     assert len(tokens) == 1
     assert last["text"] == workspace.runs["lm"].run.generate([request["text"][:48]])[0]
 

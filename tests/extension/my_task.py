@@ -22,7 +22,7 @@ class Ordinal(Task):
     batches: ClassVar = ("padded",)
     reads: ClassVar = "has one number per row"
     measures: ClassVar = ("loss", "mean_error")
-    lower_is_better: ClassVar = ("loss", "mean_error")
+    lower_is_better: ClassVar = measures
     has_distribution: ClassVar = False
 
     @property
