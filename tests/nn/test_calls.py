@@ -62,9 +62,9 @@ def test_a_forward_pass(llama: af.Transformer) -> None:
     ids = torch.randint(0, 97, (1, 8))
     llama(ids)
     found = follow(lambda: llama(ids))
-    assert found.calls <= 159
-    assert found.functions <= 70
-    assert found.files <= 20
+    assert found.calls <= 161
+    assert found.functions <= 71
+    assert found.files <= 21
     assert found.depth <= 11
 
 

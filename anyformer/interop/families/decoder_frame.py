@@ -153,10 +153,10 @@ def decoder_rules(
 ) -> Iterator[AnyRule]:
     """Yield the rules of a decoder with these names in its `layers`; `positions` is a table of them."""
     assert config.decoder
+    yield from end_rules(config, **ends)
     if positions:
         yield Rule("decoder.embedder.tables.positions", positions)
     yield from layer_rules("decoder.blocks", layers, config.decoder.depth, names, conversions)
-    yield from end_rules(config, **ends)
 
 
 def end_rules(
