@@ -73,7 +73,7 @@ def test_a_further_token(llama: af.Transformer) -> None:
     for n in (2, 12):  # a kernel is chosen when facts are new
         af.generate(llama, ids, max_new_tokens=n)
     few, many = (follow(lambda n=n: af.generate(llama, ids, max_new_tokens=n)).calls for n in (2, 12))
-    assert (many - few) / 10 <= 166
+    assert (many - few) / 10 <= 170
 
 
 class Operations(TorchDispatchMode):

@@ -145,7 +145,7 @@ class FastSublayer(Sublayer):
         absent = type(self.norm_branch) is nn.Identity and type(self.norm_sum) is nn.Identity
         if self.training or ctx.taps is not None or not (absent and self.residual) or type(self.norm_in) is OverBatch:
             return super().forward(x, ctx)
-        if not (x.is_cuda and is_few_rows(x) and self._fuses(x.dtype, ctx)):
+        if not (is_few_rows(x) and self._fuses(x.dtype, ctx)):
             return x + self.inner(self.norm_in(x), ctx)
         assert isinstance(self.norm_in, RootMeanSquare)
         norm, inner = RowFusion(self.norm_in.weight, self.norm_in.eps), self.inner
