@@ -44,9 +44,9 @@ thorough:  ## check with all of the rotating groups and many more examples (hour
 	HYPOTHESIS_PROFILE=thorough $(MAKE) check
 
 faults: $(DEV)  ## plant 43 faults one at a time and print which tests notice (about half an hour; see tests/planted_faults.py)
-	$(BIN)/python -m tests.planted_faults
+	$(BIN)/python -m tests.planted_faults --jobs $(JOBS)
 
-durations: $(ALL) browser docs  ## measure the time of each test file; write tests/durations.json
+durations: $(ALL) browser docs  ## measure the mean time of each test; write tests/durations.json
 	$(PYTEST) -o norecursedirs=".*" --store-durations
 
 test-gpu: $(DEV)  ## the kernels and lengths that need a GPU, and what they measure

@@ -1,6 +1,6 @@
 """Faults planted one at a time in a copy of the package, to measure which of them the tests notice.
 
-    python -m tests.planted_faults [NAME ...] [--thorough]
+    python -m tests.planted_faults [NAME ...] [--thorough] [--jobs N]
 
 Each fault changes one place of one file. The tests named beside it run on the copy until the first failure, with the
 rotation and the number of examples of `make test`, or with those of `make thorough`. `tests/test_planted_faults.py`
@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -368,27 +369,29 @@ def first_failure(folder: Path, fault: Fault, thorough: bool) -> str | None:
     return failed[0].split(" - ")[0] if failed else None
 
 
-def results(faults: list[Fault], thorough: bool) -> Iterator[tuple[Fault, str | None, float]]:
-    """Yield each fault with the first failing test and the seconds."""
+def result(fault: Fault, thorough: bool) -> tuple[str | None, float]:
+    """Return the first test that fails with a fault, and the seconds."""
     with tempfile.TemporaryDirectory() as name:
         copy_to(Path(name))
-        for fault in faults:
-            begin = time.perf_counter()
-            yield fault, first_failure(Path(name), fault, thorough), time.perf_counter() - begin
+        begin = time.perf_counter()
+        return first_failure(Path(name), fault, thorough), time.perf_counter() - begin
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plant faults and print which tests notice.")
     parser.add_argument("names", nargs="*", help="parts of names; all by default")
     parser.add_argument("--thorough", action="store_true", help="all cases and more examples")
+    parser.add_argument("--jobs", type=int, default=1, help="faults side by side")
     given = parser.parse_args()
     faults = [fault for fault in FAULTS if not given.names or any(name in fault.name for name in given.names)]
     caught = 0
-    for fault, failed, seconds in results(faults, given.thorough):
-        caught += failed is not None
-        print(
-            f"{'caught' if failed else 'MISSED':7} {fault.name} ({seconds:.0f} s): {failed or fault.tests}", flush=True
-        )
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for fault, (failed, seconds) in zip(
+            faults, pool.map(partial(result, thorough=given.thorough), faults), strict=True
+        ):
+            caught += failed is not None
+            shown = "caught" if failed else "MISSED"
+            print(f"{shown:7} {fault.name} ({seconds:.0f} s): {failed or fault.tests}", flush=True)
     print(f"{caught} of {len(faults)} caught")
     raise SystemExit(caught < len(faults))
 

@@ -3,7 +3,8 @@
 The cases of a group are alike: one law over many families, or slow tests of one machinery. `--rotate` chooses a fifth
 by a hash of the commit and the case, so that each change runs others; `make thorough` runs all.
 
-`tests/durations.json` holds the seconds of each file; `--store-durations` measures those that run.
+`tests/durations.json` holds the mean seconds of a case of each test; `--store-durations` measures those that run. A
+test of many cases that take long together is a group of its own.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import pytest
 
 DURATIONS = Path(__file__).with_name("durations.json")
 SHARE = 5  # `--rotate` runs a case in so many
+LONG = 1.0  # seconds of all cases of a test above which it rotates
 # Files, folders and tests of each group. A test of none of them may carry the mark `rotating`: its cases are a group.
 ROTATING = {
     "ranks": (
@@ -27,20 +29,32 @@ ROTATING = {
         "training/test_parallel_commands.py",
         "training/test_parallel_optimisers.py",
         "training/test_restarts.py",
+        "training/test_tensor_parallel.py",
+        "training/test_tensor_runs.py",
     ),
     "kills": (
         "batch/test_kills.py",
         "lab/test_cells.py",
         "lab/test_workers.py",
         "serve/http/test_process.py",
-        "training/test_resume.py::test_a_signal_changes_nothing",
+        "serve/test_ray_serve.py",
+        "test_stops.py",
+        "training/test_resume.py",
+        "training/test_saving.py",
     ),
     "compilers": (
         "attention/test_flex.py",
+        "decoding/test_self_draft.py::test_a_compiled_step_is_compiled_once",
+        "kernels/test_linear_recurrence.py::test_compiled_under_a_default_device",
+        "nn/test_captured_experts.py",
         "nn/test_compile.py",
+        "nn/test_experts.py::test_compiled_in_one_graph",
+        "nn/test_pooling.py::test_it_compiles_without_breaks",
         "training/test_compiled_start.py",
         "training/test_compiler.py",
         "training/test_shapes.py",
+        "transforms/test_quantise.py::test_it_compiles_without_a_break",
+        "transforms/test_substitute.py::test_compiled_half_precision_training",
     ),
     "pages": (
         "docs_site/test_browser.py",
@@ -54,7 +68,17 @@ ROTATING = {
         "explore/test_lesson_files.py",
         "explore/test_pictures.py",
     ),
-    "documents": ("docs_site/test_pages_run.py", "docs_site/test_tutorials.py"),
+    "documents": ("docs_site/test_pages_run.py", "docs_site/test_tutorials.py", "docs_site/test_your_data.py"),
+    "parts of users": (
+        "extension/test_check.py::test_the_parts_of_a_file_are_checked",
+        "extension/test_commands.py",
+        "extension/test_data_parts.py",
+        "extension/test_examples.py",
+        "extension/test_extension.py",
+        "extension/test_options.py",
+        "extension/test_task.py",
+        "extension/test_training.py",
+    ),
     "public models": (
         "interop/test_decoders.py",
         "interop/test_encoders.py",
@@ -67,6 +91,13 @@ ROTATING = {
     ),
     "plans": ("inspection/test_memory.py", "training/test_plan.py"),
     "tasks": ("new/test_new.py", "tasks/test_strategies.py"),
+    "trained models": (
+        "inspection/test_trained_models.py",
+        "tasks/test_images_and_texts.py",
+        "tasks/test_span.py::test_a_small_model_learns_to_answer",
+        "test_doctor.py::test_training_follows_the_report",
+    ),
+    "wheels": ("test_wheel.py",),
 }
 SEED = "ROTATION"  # the environment variable that chooses the cases; the controller's workers inherit it
 
@@ -74,7 +105,7 @@ SEED = "ROTATION"  # the environment variable that chooses the cases; the contro
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("anyformer")
     group.addoption("--rotate", action="store_true", help=f"run one in {SHARE} cases of tests marked `rotating`")
-    group.addoption("--store-durations", action="store_true", help=f"store seconds by file in {DURATIONS.name}")
+    group.addoption("--store-durations", action="store_true", help=f"store mean seconds by test in {DURATIONS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,10 +124,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def left_out(items: list[pytest.Item], seed: str) -> set[str]:
     """Return the ids of rotating cases that are left out: of each group four fifths, and never all."""
-    families = defaultdict[str, list[str]](list)
+    families, tests, seconds = defaultdict[str, list[str]](list), Counter(map(test_of, items)), stored()
     for item in items:
+        test = test_of(item)
         if group := group_of(item):
             families[group].append(item.nodeid)
+        elif tests[test] >= SHARE and tests[test] * seconds.get(test, 0.0) >= LONG:
+            families[test].append(item.nodeid)
     out = set[str]()
     for ids in families.values():
         ids.sort(key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
@@ -104,9 +138,18 @@ def left_out(items: list[pytest.Item], seed: str) -> set[str]:
     return out
 
 
+def test_of(item: pytest.Item) -> str:
+    return item.nodeid.split("[")[0]
+
+
+def stored() -> dict[str, float]:
+    """Return the mean seconds of a case of each test."""
+    return json.loads(DURATIONS.read_text(encoding="utf-8"))
+
+
 def group_of(item: pytest.Item) -> str | None:
-    """Return the group with which a test rotates; None: it always runs."""
-    test = item.nodeid.split("[")[0]
+    """Return the named group with which a test rotates."""
+    test = test_of(item)
     if item.get_closest_marker("rotating"):
         return test
     name = test.removeprefix("tests/")
@@ -122,8 +165,10 @@ def rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def order(items: list[pytest.Item]) -> None:
     """Sort by file: a worker that becomes free takes the next one, so that the last ones are short."""
-    seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
-    items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))
+    seconds, files = stored(), Counter[str]()
+    for item in items:
+        files[file_of(item.nodeid)] += seconds.get(test_of(item), 0.0)
+    items.sort(key=lambda item: -files[file_of(item.nodeid)])
 
 
 def file_of(nodeid: str) -> str:
@@ -131,18 +176,20 @@ def file_of(nodeid: str) -> str:
 
 
 class Durations:
-    """Seconds by file, from the reports of all workers."""
+    """Mean seconds of a case by test, from the reports of all workers."""
 
     def __init__(self, config: pytest.Config):
-        self.config, self.seconds = config, Counter[str]()
+        self.config, self.seconds, self.cases = config, Counter[str](), defaultdict[str, set[str]](set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[file_of(report.nodeid)] += report.duration
+        test = report.nodeid.split("[")[0]
+        self.seconds[test] += report.duration
+        self.cases[test].add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         if self.config.getoption("store_durations") and not hasattr(self.config, "workerinput"):
-            known = json.loads(DURATIONS.read_text(encoding="utf-8"))
-            known |= {name: round(used, 1) for name, used in self.seconds.items()}
+            means = {test: round(used / len(self.cases[test]), 2) for test, used in self.seconds.items()}
             root = self.config.rootpath
-            rows = {name: used for name, used in sorted(known.items()) if used >= 0.1 and (root / name).exists()}
+            rows = {test: mean for test, mean in sorted((stored() | means).items()) if (root / file_of(test)).exists()}
+            rows = {test: mean for test, mean in rows.items() if mean >= 0.05}
             DURATIONS.write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")

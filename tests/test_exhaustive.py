@@ -41,9 +41,7 @@ def choices(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
     """Return the values of all fields with more than one."""
     nodes = [node for tree in trees for node in tree.body]
     assigned = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
-    aliases = {
-        node.targets[0].id: literals(node.value, {}) for node in assigned if "Literal[" in ast.unparse(node.value)
-    }
+    aliases = {node.targets[0].id: literals(node.value, {}) for node in assigned if "'Literal'" in ast.dump(node.value)}
     fields = defaultdict[str, set[str]](set)
     for field in [field for node in nodes if isinstance(node, ast.ClassDef) for field in node.body]:
         if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) != "kind":
@@ -59,7 +57,7 @@ def fall_throughs(tree: ast.AST, fields: dict[str, set[str]]) -> Iterator[str]:
             ends = not isinstance(node.orelse, ast.IfExp)
         elif isinstance(node, ast.If) and node.orelse:
             last = node.orelse[0]
-            ends = not isinstance(last, ast.If | ast.Raise) and "assert_never" not in ast.unparse(last)
+            ends = not isinstance(last, ast.If | ast.Raise) and "assert_never" not in ast.dump(last)
         else:
             continue
         match node.test:

@@ -119,7 +119,6 @@ MAX_LINES = 400  # lines; a file past that is two files
 MAX_ATTENTION_LINES = 128  # the file that people read first
 MAX_PARAMETERS = 8
 MAX_NN_MODULES = 24
-
 # Signatures that may be longer: kernels and presets (whole files), CLI commands and public entry points.
 LONG_SIGNATURES = (
     "kernels.",
@@ -138,8 +137,6 @@ LONG_SIGNATURES = (
     "generation.contrastive.contrastive_search",
     "generation.speculative.speculate",
 )
-# Still too long; this list only shrinks.
-TOO_LONG: tuple[str, ...] = ()
 
 # Parallelism is applied from outside these.
 SINGLE_PROCESS = ("kernels", "attention", "attention.cache", "nn")
@@ -151,6 +148,17 @@ def module_of(path: Path) -> str:
 
 
 SOURCES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
+@cache
+def package_imports(module: str) -> frozenset[tuple[str, int]]:
+    """Return the imports of a file but those of modules that a part builds inside functions."""
+    return frozenset({*imports(tree_of(module), module)} - built_there(tree_of(module), module))
 
 
 def unit_of(module: str) -> str:
@@ -218,12 +226,11 @@ def test_the_table_has_no_circles() -> None:
 def test_imports_run_one_way() -> None:
     """Imports inside functions and for types count too: the order is about knowledge, not about loading."""
     wrong = []
-    for module, path in SOURCES.items():
+    for module in SOURCES:
         unit = unit_of(module)
         if unit not in UNDER:
             continue  # the package's __init__.py collects from everywhere; the test above reports anything else
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for name, line in {*imports(tree, module)} - built_there(tree, module):
+        for name, line in package_imports(module):
             if name.split(".")[0] != "anyformer":
                 continue
             target = unit_of(name)
@@ -237,10 +244,9 @@ def test_imports_run_one_way() -> None:
 def test_no_module_imports_itself_through_others() -> None:
     """Not inside a function and not for types either: what two modules share is a third."""
     graph: dict[str, set[str]] = {}
-    for module, path in SOURCES.items():
+    for module in SOURCES:
         if unit_of(module):  # the package's __init__.py collects from everywhere
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            names = {name for name, _ in {*imports(tree, module)} - built_there(tree, module)}
+            names = {name for name, _ in package_imports(module)}
             graph[module] = {name for name in names if name in SOURCES and unit_of(name)} - {module}
     TopologicalSorter(graph).prepare()  # names a cycle
 
@@ -325,19 +331,18 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_signatures_are_short() -> None:
     long = {}
-    for module, path in SOURCES.items():
-        for name, node in functions(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in SOURCES:
+        for name, node in functions(tree_of(module)):
             full = f"{module.removeprefix('anyformer.')}.{name}"
             if (count := parameters(node)) > MAX_PARAMETERS and not full.startswith(LONG_SIGNATURES):
                 long[full] = count
-    wrong = [f"{name}: {count} parameters" for name, count in long.items() if name not in TOO_LONG]
+    wrong = [f"{name}: {count} parameters" for name, count in long.items()]
     assert not wrong, "\n".join([f"more than {MAX_PARAMETERS} parameters; make an object of them:", *wrong])
-    assert not set(TOO_LONG) - long.keys(), "remove what is short now from TOO_LONG"
 
 
 def test_the_model_is_called_with_few_arguments() -> None:
-    tree = ast.parse((PACKAGE / "nn" / "model.py").read_text(encoding="utf-8"))
-    assert all(parameters(node) <= 11 for name, node in functions(tree) if name == "Transformer.forward")
+    signatures = functions(tree_of("anyformer.nn.model"))
+    assert all(parameters(node) <= 11 for name, node in signatures if name == "Transformer.forward")
 
 
 def test_nn_has_few_modules() -> None:
@@ -348,14 +353,13 @@ def test_model_code_has_no_collectives() -> None:
     """Sums over processes are passed in by training (`AuxOutputs.reduce`)."""
     wrong = [
         f"{where(module)}:{line}"
-        for module, path in SOURCES.items()
+        for module in SOURCES
         if unit_of(module) in SINGLE_PROCESS
-        for name, line in imports(ast.parse(path.read_text(encoding="utf-8")), module)
+        for name, line in imports(tree_of(module), module)
         if name.startswith("torch.distributed")
     ]
-    text = [
-        where(m) for m, p in SOURCES.items() if unit_of(m) in SINGLE_PROCESS and "distributed" in p.read_text("utf-8")
-    ]
+    texts = {module: path.read_text("utf-8") for module, path in SOURCES.items() if unit_of(module) in SINGLE_PROCESS}
+    text = [where(module) for module, text in texts.items() if "distributed" in text]
     assert not wrong + text, "\n".join(["torch.distributed in model code:", *wrong, *text])
 
 

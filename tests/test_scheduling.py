@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import scheduling
-from tests.scheduling import DURATIONS, SHARE, left_out, order
+from tests.scheduling import DURATIONS, LONG, SHARE, left_out, order
 
 
 def case(nodeid: str, rotating: bool = True) -> Any:
@@ -47,9 +47,23 @@ def test_every_case_has_its_turn_whatever_else_is_collected() -> None:
     assert turns == [left_out([case("b.py::test_y[0]"), *reversed(items)], str(seed)) for seed in range(60)]
 
 
+def test_a_test_of_many_cases_rotates_when_they_take_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    stored = tmp_path / "durations.json"
+    stored.write_text(
+        json.dumps({"a.py::slow": LONG / 10, "a.py::fast": LONG / 11, "a.py::few": LONG}), encoding="utf-8"
+    )
+    monkeypatch.setattr(scheduling, "DURATIONS", stored)
+    names = [
+        f"a.py::{test}[{n}]" for test, count in (("slow", 10), ("fast", 10), ("few", SHARE - 1)) for n in range(count)
+    ]
+    out = left_out([case(name, rotating=False) for name in names], "seed")
+    assert len(out) == 8
+    assert all(name.startswith("a.py::slow") for name in out)
+
+
 def test_files_that_take_longest_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     stored = tmp_path / "durations.json"
-    stored.write_text(json.dumps({"b.py": 9.0, "c.py": 1.0}), encoding="utf-8")
+    stored.write_text(json.dumps({"b.py::one": 1.0, "b.py::two": 8.0, "c.py::one": 1.0}), encoding="utf-8")
     monkeypatch.setattr(scheduling, "DURATIONS", stored)
     items = [case(name) for name in ("a.py::one", "b.py::one", "b.py::two", "c.py::one", "d.py::one")]
     order(items)
