@@ -14,7 +14,7 @@ from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_pa
 from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.shards import Stream
 from anyformer.kernels.conventions import IGNORE, PADDING, next_power_of_two
-from anyformer.recipe import Crops, Ordered, Packed, Padded
+from anyformer.recipe import Packed, Padded, TextBatches
 
 if TYPE_CHECKING:
     from anyformer.data.media import MediaStore
@@ -92,7 +92,7 @@ class EpochLoader(ABC):
             rows = rows + [()] * (self.spec.tokens // self.spec.length - len(rows))
             width, documents = self.spec.length, self.documents
         numbers = np.array([i for row in rows for i in row])
-        if isinstance(self.spec, Padded) and self.spec.few_shapes:
+        if self.spec.rounds_lengths:
             width = int(self._rounded(self.sizes[numbers]).max())
         batch = collate_rows(
             rows, self.examples(numbers, cursor.epoch), self.pad, self.source_pad, width, documents, self.row_labels
@@ -156,7 +156,7 @@ class CropLoader:
 
     shapes = 1
 
-    def __init__(self, ids: Stream, spec: Crops, seed: int):
+    def __init__(self, ids: Stream, spec: TextBatches, seed: int):
         self.ids, self.spec, self.seed = ids, spec, seed
 
     def read(self, cursor: Cursor) -> tuple[Batch, Cursor]:
@@ -171,7 +171,7 @@ class OrderedLoader:
 
     shapes = 1
 
-    def __init__(self, ids: Stream, spec: Ordered):
+    def __init__(self, ids: Stream, spec: TextBatches):
         self.spec, self.part = spec, (len(ids) - 1) // spec.rows
         self.starts = np.arange(spec.rows) * self.part
         self.ids, self.count = ids, self.part // spec.length
@@ -260,7 +260,7 @@ class DynamicLoader(EpochLoader):
 class DynamicCropLoader(CropLoader):
     """Random crops of one long text, with an example drawn from each; `spec.length` is the length of a crop."""
 
-    def __init__(self, ids: Stream, draw: Draw, spec: Crops, seed: int, pad: int, source_pad: int = 0):
+    def __init__(self, ids: Stream, draw: Draw, spec: TextBatches, seed: int, pad: int, source_pad: int = 0):
         super().__init__(ids, spec, seed)
         self.draw, self.pad, self.source_pad = draw, pad, source_pad
 

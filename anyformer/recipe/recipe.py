@@ -14,7 +14,7 @@ from anyformer.recipe import (
     seq2seq_task as seq2seq_task,
     text_task as text_task,
 )
-from anyformer.recipe.batches import Batches, Crops, Ordered, Packed, Padded
+from anyformer.recipe.batches import Batches, Packed, TextBatches
 from anyformer.recipe.data import Data, splits
 from anyformer.recipe.model_split import context_faults
 from anyformer.recipe.source import source_faults
@@ -52,13 +52,13 @@ def _batch_faults(recipe: Recipe) -> Iterator[Fault]:
     batches, model = recipe.batches, recipe.model
     if why := _unfit_batches(recipe):
         yield Fault("batches.kind", f"= '{batches.kind}': {why}")
-    if isinstance(batches, Padded) and batches.few_shapes and (why := recipe.task.real_rows):
+    if batches.rounds_lengths and (why := recipe.task.real_rows):
         what = f"the task {recipe.task.kind} {why}, and some would be empty"
         yield Fault("batches.few_shapes", f"= true: {what}")
     if isinstance(batches, Packed) and batches.length > batches.tokens:
         yield Fault("batches.length", f"= {batches.length}: must be at most tokens = {batches.tokens}")
     side, stack = next(reversed(model.stacks.items()))
-    if isinstance(batches, Crops | Ordered) and stack.limit is not None and batches.length > stack.limit:
+    if isinstance(batches, TextBatches) and stack.limit is not None and batches.length > stack.limit:
         yield Fault("batches.length", f"= {batches.length}: the {side} has {stack.limit} positions")
 
 

@@ -28,7 +28,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Actions, Batches, Crops, Ordered, Packed
+from anyformer.recipe import Actions, Batches, ExampleBatches
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
@@ -207,8 +207,7 @@ class ActionPrediction(TokenTask):
         length = len(mission) + max(bounds[stop] - bounds[start] for start, _, stop in spans) - 1
         if why := length_fault(length, config, "decoder"):
             return why
-        assert not isinstance(batches, Crops | Ordered)
-        limit = None if batches is None else batches.length if isinstance(batches, Packed) else batches.tokens
+        limit = batches and batches.row_limit
         return f"{self.spec.history} steps have {length} tokens, more than {limit}" if limit and length > limit else ""
 
     def _examples(self, rows: Rows) -> ExampleTable:
@@ -216,7 +215,7 @@ class ActionPrediction(TokenTask):
         return ExampleTable(Ragged.of([window.ids for window in windows]), Ragged.of([one.labels for one in windows]))
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert not isinstance(batches, Crops | Ordered)
+        assert isinstance(batches, ExampleBatches)
         pad = self.tokenizer.pad or 0
         return ExampleLoader(self._examples(rows), batches, seed, pad, pad, media=self.tokenizer.media)
 

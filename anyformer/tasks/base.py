@@ -27,7 +27,7 @@ from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, Augment, Batches, Padded
+from anyformer.recipe import AnyTask, Augment, Batches
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,13 @@ def example_fault(example: Example, config: ModelConfig, batches: Batches | None
         return why if example.source is None else f"the target {why}"
     if batches is None:
         return ""
-    row = batches.tokens if isinstance(batches, Padded) else batches.length
-    return f"has {example.length} tokens, and a {batches.kind} row holds {row}" if example.length > row else ""
+    return row_fault(example.length, batches)
+
+
+def row_fault(length: int, batches: Batches) -> str:
+    """Return why a row of the batches cannot hold `length` tokens; empty if it can."""
+    limit = batches.row_limit
+    return f"has {length} tokens, and a {batches.kind} row holds {limit}" if length > limit else ""
 
 
 def check_lengths(lengths: Sequence[int], config: ModelConfig, side: Side) -> None:

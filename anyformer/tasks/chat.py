@@ -17,7 +17,7 @@ from anyformer.generation.prefix_cache import Reuse
 from anyformer.generation.strategy import selectors
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Chat, Crops, Ordered
+from anyformer.recipe import Batches, Chat, ExampleBatches
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
@@ -113,7 +113,7 @@ class Conversing(ChatWriter, TokenTask):
         return [one for one in rows.encoded(MESSAGES, self.encode) if isinstance(one, Example)]
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert not isinstance(batches, (Crops, Ordered))
+        assert isinstance(batches, ExampleBatches)
         return ExampleLoader(self.examples(rows), batches, seed, pad=self.tokenizer.pad or 0, source_pad=0)
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:

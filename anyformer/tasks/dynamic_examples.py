@@ -17,7 +17,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, DynamicTask, Ordered, Padded
+from anyformer.recipe import Batches, DynamicTask, ExampleBatches, TextBatches
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, Task, bad_row_notes, call, token_loss
 
 EVAL_LENGTH = 512  # tokens of a row in evaluation, if batches are padded
@@ -51,11 +51,11 @@ class DynamicExampleTask(Task):
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         """Return a loader of padded or packed texts, or of random crops of all texts concatenated."""
-        assert not isinstance(batches, Ordered)
         pad = self.tokenizer.pad or 0
         length = _max_text(self, _row_length(batches, model.config))
-        if not isinstance(batches, Crops):
+        if isinstance(batches, ExampleBatches):
             return DynamicLoader(chunks(self.encode(rows), length), self.draw, batches, seed, pad, pad)
+        assert isinstance(batches, TextBatches)
         stream = rows.stream if rows.stream is not None else InMemory.of(self.encode(rows))
         if len(stream) < length:
             raise ConfigError([Fault("batches.length", f"= {batches.length}: the text has {len(stream)} tokens")])
@@ -106,7 +106,7 @@ def _bounds(length: int, limit: int) -> list[int]:
 
 def _row_length(batches: Batches, config: ModelConfig, padded_length: int | None = None) -> int:
     """Return how many tokens a row holds on each side of a model; if padded, `padded_length` or all of a batch."""
-    length = (padded_length or batches.tokens) if isinstance(batches, Padded) else batches.length
+    length = batches.row_length or padded_length or batches.row_limit
     limits = [stack.limit for stack in config.stacks.values() if stack.limit is not None]
     return min([length, *limits])
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import Example
-from anyformer.data.loader import CropLoader, ExampleLoader, Loader, OrderedLoader, parallel_parts, windows
+from anyformer.data.loader import ExampleLoader, Loader, parallel_parts, windows
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, LanguageModel, Ordered, Packed, Padded, PrefixLM
+from anyformer.recipe import Batches, ExampleBatches, LanguageModel, PrefixLM, TextBatches
 from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes, check_lengths, total_loss, with_prefix
 from anyformer.tasks.generation import NotFinite, Writer, generate
 
@@ -53,18 +53,13 @@ class LanguageModelling(Writer, TokenTask):
         return rows.stream if rows.stream is not None else InMemory.of(self.encode(rows))
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        if isinstance(batches, Crops):
+        if isinstance(batches, TextBatches):
             stream = self.stream(rows)
-            if len(stream) <= batches.length:
-                raise ConfigError([Fault("batches.length", f"= {batches.length}: the text has {len(stream)} tokens")])
-            return CropLoader(stream, batches, seed)
-        if isinstance(batches, Ordered):
-            stream, minimum = self.stream(rows), batches.rows * batches.length + 1
-            if len(stream) < minimum:
-                what = f"with length = {batches.length} it needs {minimum} tokens, and the text has {len(stream)}"
-                raise ConfigError([Fault("batches.rows", f"= {batches.rows}: {what}")])
-            return OrderedLoader(stream, batches)
-        limit = _limit(batches.length if isinstance(batches, Packed) else batches.tokens, model.config)
+            if fault := batches.text_fault(len(stream)):
+                raise ConfigError([fault])
+            return batches.loader(stream, seed)
+        assert isinstance(batches, ExampleBatches)
+        limit = _limit(batches.row_limit, model.config)
         examples = [
             Example(ids[at : min(at + limit, len(ids) - 1)], ids[at + 1 : at + 1 + limit])
             for ids in self.encode(rows)
@@ -80,7 +75,7 @@ class LanguageModelling(Writer, TokenTask):
         A model with memory reads consecutive windows, in fewer and longer rows.
         """
         stream = self.stream(rows)
-        length = _limit(1024 if isinstance(batches, Padded) else batches.length, model.config)
+        length = _limit(batches.row_length or 1024, model.config)
         device = next(model.parameters()).device
         assert model.decoder is not None
         if model.decoder.segment_memory:

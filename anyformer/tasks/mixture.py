@@ -10,7 +10,7 @@ from anyformer.data.loader import ExampleLoader, Loader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Mixture, Packed, Padded
+from anyformer.recipe import Batches, ExampleBatches, Mixture
 from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes
 from anyformer.tasks.seq2seq import SequenceToSequence
 
@@ -47,7 +47,7 @@ class MixedTasks(TokenTask):
         return rows.without(dict(sorted(bad.items())))
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert isinstance(batches, Padded | Packed)
+        assert isinstance(batches, ExampleBatches)
         examples, weights = list[Example](), list[float]()
         for name, numbers in _by_part(rows).items():
             part = self.part(name)

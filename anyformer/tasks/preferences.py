@@ -18,7 +18,7 @@ from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Padded, Preferences
+from anyformer.recipe import Batches, ExampleBatches, Preferences
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, bad_row_notes, call, token_log_probabilities
 from anyformer.tasks.seq2seq import SequenceToSequence
 
@@ -48,14 +48,14 @@ class Preferring(SequenceToSequence):
     def row_faults(
         self, rows: Rows, config: ModelConfig, batches: Batches | None, role: str = "target"
     ) -> Iterator[str]:
-        half = Padded(tokens=max(1, batches.tokens // 2)) if isinstance(batches, Padded) else None
+        half = batches and batches.model_copy(update={"tokens": max(1, batches.row_limit // 2)})
         faults = (super(Preferring, self).row_faults(rows, config, half, role) for role in self.answers)
         answers = (self.encoded_answers(rows, role) for role in self.answers)
         for one, other, target, rejected in zip(*faults, *answers, strict=True):
             yield one or other or ("the rejected answer is the target" if target == rejected else "")
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert isinstance(batches, Padded)
+        assert isinstance(batches, ExampleBatches)
         pad = self.tokenizer.pad or 0
         return ExampleLoader(self.pairs(rows), batches, seed, pad, source_pad=0, media=self.tokenizer.media)
 

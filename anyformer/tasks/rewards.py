@@ -28,7 +28,7 @@ from anyformer.generation.strategy import Sampling
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, ExactReward, Padded, PrefixReward, Reward, Rewards
+from anyformer.recipe import Batches, ExactReward, PrefixReward, Reward, Rewards
 from anyformer.tasks.answer_budgets import answer_budget
 from anyformer.tasks.base import Metrics, before_end, call, ending_ids, token_log_probabilities
 from anyformer.tasks.seq2seq import SequenceToSequence
@@ -57,10 +57,9 @@ class RewardedAnswers(SequenceToSequence):
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         return super().loader(rows, self._prompt_batches(batches), seed, model)
 
-    def _prompt_batches(self, batches: Batches) -> Padded:
+    def _prompt_batches(self, batches: Batches) -> Batches:
         """Return the batches of sources whose groups of answers fill a batch, if answers are as long as targets."""
-        assert isinstance(batches, Padded)
-        return batches.model_copy(update={"tokens": max(1, batches.tokens // self.spec.samples)})
+        return batches.model_copy(update={"tokens": max(1, batches.row_limit // self.spec.samples)})
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Measure the loss of the targets and the model's answers, as the task seq2seq does."""

@@ -12,7 +12,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.generation.strategy import Beam, is_compatible
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Crops, Ordered, Seq2Seq
+from anyformer.recipe import Batches, ExampleBatches, Seq2Seq
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
@@ -122,7 +122,7 @@ class SequenceToSequence(Writer, TokenTask):
         return _required_id(self.tokenizer, "pad"), _required_id(self.reader, "pad")
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert not isinstance(batches, (Crops, Ordered))
+        assert isinstance(batches, ExampleBatches)
         examples = self.encode(rows, both_sides=model.encoder is not None)
         return ExampleLoader(examples, batches, seed, *self.pads, media=self.reader.media)
 

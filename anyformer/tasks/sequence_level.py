@@ -18,7 +18,7 @@ from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Padded, Task as TaskSpec
+from anyformer.recipe import Batches, ExampleBatches, Task as TaskSpec
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
     Metrics,
@@ -153,11 +153,11 @@ class SequenceLevelTask(Task):
         length = max(len(self.frame.row(*ids)) for ids in rows)
         if why := length_fault(length, config, side_of(config)):
             return why
-        limit = batches.tokens // len(rows) if isinstance(batches, Padded) else length
+        limit = batches.row_limit // len(rows) if batches else length
         return f"has {length} tokens, and a padded row holds {limit}" if length > limit else ""
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert isinstance(batches, Padded)
+        assert isinstance(batches, ExampleBatches)
         examples, pad = self.encode(rows, model.config), self.tokenizer.pad or 0
         return ExampleLoader(examples, batches, seed, pad, source_pad=0, media=self.tokenizer.media, row_labels=True)
 

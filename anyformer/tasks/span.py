@@ -20,7 +20,7 @@ from anyformer.data.loader import ExampleLoader, Loader
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Padded, QuestionAnswering
+from anyformer.recipe import Batches, ExampleBatches, QuestionAnswering
 from anyformer.tasks.answer_spans import (
     CANDIDATES,
     QuestionWindow,
@@ -95,7 +95,7 @@ class SpanAnswering(Task):
     def _limit(self, config: ModelConfig, batches: Batches | None = None) -> int:
         """Return the largest number of tokens of a row."""
         ends = [limit for stack in config.stacks.values() for limit, _ in stack.ends]
-        return min([self.spec.window, *ends, *([batches.tokens] if isinstance(batches, Padded) else [])])
+        return min([self.spec.window, *ends, *([batches.row_limit] if batches else [])])
 
     def _windows(self, one: TextQuestion, config: ModelConfig, batches: Batches | None = None) -> list[QuestionWindow]:
         before = len(self.frame.before) + len(one.question) + len(self.frame.between)
@@ -120,7 +120,7 @@ class SpanAnswering(Task):
         return [window.offset + at - window.first for at in found]
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert isinstance(batches, Padded)
+        assert isinstance(batches, ExampleBatches)
         every = self._questions(rows)
         examples = [self._example(q, w, model.config) for q in every for w in self._windows(q, model.config, batches)]
         return ExampleLoader(examples, batches, seed, self.tokenizer.pad or 0, source_pad=0)

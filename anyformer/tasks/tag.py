@@ -19,7 +19,7 @@ from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Packed, Padded, Tag
+from anyformer.recipe import Batches, ExampleBatches, Tag
 from anyformer.tasks import crf
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
@@ -30,6 +30,7 @@ from anyformer.tasks.base import (
     call,
     check_lengths,
     length_fault,
+    row_fault,
     side_of,
     token_loss,
 )
@@ -124,14 +125,10 @@ class TagTask(Task):
         length = len(self.frame.row([id for word in ids for id in word]))
         if why := length_fault(length, config, side_of(config)):
             return why
-        match batches:
-            case Padded(kind=kind, tokens=limit) | Packed(kind=kind, length=limit) if length > limit:
-                return f"has {length} tokens, and a {kind} row holds {limit}"
-            case _:
-                return ""
+        return row_fault(length, batches) if batches else ""
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
-        assert isinstance(batches, Padded | Packed)
+        assert isinstance(batches, ExampleBatches)
         return ExampleLoader(self.encode(rows, model.config), batches, seed, self.tokenizer.pad or 0, source_pad=0)
 
     # -- predictions --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from anyformer.config import ConfigError, Fault, IdInput, Input, ModelConfig
 from anyformer.data.readers import Rows
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Crops, Ordered, Recipe, Teacher
+from anyformer.recipe import Recipe, Teacher, TextBatches
 from anyformer.runs.run import Run
 from anyformer.tasks.base import Task, TokenTask
 from anyformer.tasks.preferences import Preferring
@@ -93,7 +93,7 @@ def _length_faults(teacher: ModelConfig, recipe: Recipe, task: Task, train: Rows
     batches, limits = recipe.batches, [stack.limit for stack in teacher.stacks.values() if stack.limit is not None]
     if not limits:
         return
-    if isinstance(batches, Crops | Ordered):
+    if isinstance(batches, TextBatches):
         if batches.length > min(limits):
             yield f"has {min(limits)} positions, and batches.length = {batches.length}"
         return

@@ -15,7 +15,6 @@ from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.recipe import (
     AnyTokenizer,
     DataTokenizer,
-    Padded,
     Recipe,
     RunTokenizer,
     Task as TaskSpec,
@@ -151,6 +150,6 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
 def _longest_row(recipe: Recipe) -> int | None:
     """Return the tokens of a row in training, beyond which the positions of a decoder mean nothing; None: no limit."""
     decoder, batches = recipe.model.decoder, recipe.batches
-    if decoder is None or recipe.model.encoder is not None or isinstance(batches, Padded) or decoder.memory:
+    if decoder is None or recipe.model.encoder is not None or decoder.memory:
         return None
-    return batches.length if isinstance(decoder.position, Sinusoidal | RotaryScheme) else None
+    return batches.row_length if isinstance(decoder.position, Sinusoidal | RotaryScheme) else None

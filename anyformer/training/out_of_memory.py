@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import assert_never
 
 from anyformer.kernels.hardware import is_out_of_memory
-from anyformer.recipe import Batches, Crops, Ordered, Packed, Padded, Recipe
+from anyformer.recipe import Recipe
 from anyformer.runs.run import newest
 from anyformer.training.job import Job
 
@@ -31,8 +30,9 @@ def advise_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
 
 def train_advice(job: Job) -> str:
     """Return the settings to change, with their present values."""
-    spec = job.recipe.train
-    advice = [f"lower {_size(job.recipe.batches)} and raise train.accumulate = {spec.accumulate} by the same factor"]
+    spec, batches = job.recipe.train, job.recipe.batches
+    size = f"batches.{batches.batched_by} = {batches.size}"
+    advice = [f"lower {size} and raise train.accumulate = {spec.accumulate} by the same factor"]
     if not spec.checkpoint_activations:
         advice.append("set train.checkpoint_activations = true")
     if job.precision == "fp32" and job.device.type == "cuda":
@@ -43,16 +43,6 @@ def train_advice(job: Job) -> str:
 
 
 def evaluate_advice(recipe: Recipe) -> str:
-    if recipe.task.columns == ("text",) and not isinstance(recipe.batches, Padded):
-        return f"in evaluation: lower batches.length = {recipe.batches.length}, the length of the windows that are read"
+    if recipe.task.columns == ("text",) and (length := recipe.batches.row_length):
+        return f"in evaluation: lower batches.length = {length}, the length of the windows that are read"
     return "in evaluation: free memory elsewhere; no setting of the recipe lowers it"
-
-
-def _size(batches: Batches) -> str:
-    match batches:
-        case Crops(rows=rows) | Ordered(rows=rows):
-            return f"batches.rows = {rows}"
-        case Padded(tokens=tokens) | Packed(tokens=tokens):
-            return f"batches.tokens = {tokens}"
-        case _:
-            assert_never(batches)

@@ -18,13 +18,7 @@ from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
 from anyformer.nn.transforms.quantise import round_base
 from anyformer.nn.transforms.rounding import Bits
-from anyformer.recipe import (
-    Crops,
-    NamedSplit,
-    Ordered,
-    Recipe,
-    splits,
-)
+from anyformer.recipe import NamedSplit, Recipe, TextBatches, splits
 from anyformer.recipe.model_split import tensor_faults
 from anyformer.runs.run import (
     RECIPE,
@@ -249,7 +243,7 @@ def _check_capacity(recipe: Recipe, config: ModelConfig) -> None:
     limit = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     whole = recipe.parallel.shard == "none" and recipe.parallel.tensor == 1
     check_model(config, "model", training=recipe.train.optimizer if whole else None, limit=limit)
-    if isinstance(batches := recipe.batches, Crops | Ordered):
+    if isinstance(batches := recipe.batches, TextBatches):
         tokens = batches.rows * batches.length
         what = f"= {batches.rows}: {tokens:,} tokens in a batch"
         # ids of 8 bytes, and at least one vector of the model in half precision

@@ -14,7 +14,6 @@ from anyformer.generation.prefill import synchronises
 from anyformer.nn.aux_outputs import collect, discard
 from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.inputs import Inputs
-from anyformer.recipe import Packed, Padded
 from anyformer.tasks.base import past_of
 from anyformer.tasks.rewards import RewardedAnswers
 from anyformer.training.compiler import compile_options
@@ -46,7 +45,7 @@ class TrainingStep:
         """`loss` replaces the compiled objective of the job."""
         self.job = job
         self.loss = compile_objective(job) if loss is None else loss
-        self.packed = isinstance(job.recipe.batches, Packed)
+        self.packed = job.recipe.batches.packs
         self.graphs = StepGraphs(job.device) if can_capture(job) else None
         if self.graphs is not None:
             for group in job.optimizer.param_groups:  # a captured step reads the rate from device memory
@@ -168,7 +167,7 @@ def can_capture(job: Job) -> bool:
         return False
     if job.compiled:
         return not any(isinstance(module, ExpertMixture) for module in job.model.modules())
-    return isinstance(batches, Padded) and batches.few_shapes and not synchronises(job.model)
+    return batches.rounds_lengths and not synchronises(job.model)
 
 
 def compile_objective(job: Job) -> Any:

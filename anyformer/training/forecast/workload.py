@@ -8,7 +8,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.kernels.gpu_table import GPU
 from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import ADAMW, FP32, Precision
-from anyformer.recipe import Crops, Optimizer, Ordered, Packed, Padded, Recipe
+from anyformer.recipe import Optimizer, Recipe
 
 STEP_TOKENS = 2**19  # of a model without a recipe
 TOKENS_PER_WEIGHT = 20  # of a model without a recipe (Hoffmann et al. 2022)
@@ -74,23 +74,18 @@ def recipe_workload(recipe: Recipe, model: ModelConfig, sizes: StepSizes, gpu: G
     `model` is that of the recipe, with its vocabulary sizes.
     """
     batches, train = recipe.batches, recipe.train
-    own = None if isinstance(batches, Padded) else batches.length
-    table = count(model, sizes.length or own, source_length=sizes.source_length)
-    match batches:
-        case Crops(rows=rows) | Ordered(rows=rows):
-            pass
-        case Padded(tokens=tokens) | Packed(tokens=tokens):
-            rows = max(1, tokens // (table.length + (table.source_length or 0)))
+    table = count(model, sizes.length or batches.row_length, source_length=sizes.source_length)
+    rows = batches.row_count(table.length + (table.source_length or 0))
     work = Workload(
         config=model,
         rows=sizes.rows or rows * train.accumulate,
         length=table.length,
         source_length=table.source_length,
         precision=_precision(train.precision, gpu),
-        compiled=train.compile == "on" or (train.compile == "auto" and not isinstance(batches, Padded)),
+        compiled=train.compile == "on" or (train.compile == "auto" and batches.row_length is not None),
         averaged=train.ema is not None,
         optimizer=train.optimizer,
-        batched_by="tokens" if isinstance(batches, Padded | Packed) else "rows",
+        batched_by=batches.batched_by,
     )
     if train.minutes is not None:
         what = f"= {train.minutes:g}: a forecast needs a number of steps: set train.minutes = none, and train.steps"
