@@ -16,7 +16,7 @@ import torch
 
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Bytes, LanguageModel
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from benchmarks import peer_files
 from benchmarks.side_by_side import alone, in_turns, locked
 
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 CLOSE = 1e-2 if DEVICE == "cuda" else 1e-4  # of losses that ought to be one number, in bf16 and in fp32
 
 
-def token_task() -> Task:
+def token_task() -> BuiltTask:
     """Return a task whose loss a head computes; its tokenizer is not used."""
     return LanguageModel().build(train_tokenizer(Bytes(), []))
 

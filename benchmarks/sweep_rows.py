@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels import int4, matmul
-from anyformer.kernels.matmul import RowFusion, Shape
+from anyformer.kernels.matmul import RowFusion, TileShape
 from anyformer.nn.transforms.rounding import pack_nibbles, round_off
 
 WIDTH, FF = 2048, 8192
@@ -27,7 +27,7 @@ MOST_BYTES_AHEAD = 256
 LAYERS, ROUNDS, REPLAYS, FINALISTS = 16, 15, 3, 4
 
 Weight = tuple[Tensor, Tensor | None]  # and the scales
-Job = tuple[int, str, Shape]
+Job = tuple[int, str, TileShape]
 
 
 def rounded(bits: int, w: Tensor) -> Weight:
@@ -37,7 +37,7 @@ def rounded(bits: int, w: Tensor) -> Weight:
     return (r.q[:, 0], r.scale[:, 0]) if bits == 8 else (int4.interleave(pack_nibbles(r.q)), r.scale)
 
 
-def multiply(bits: int, weight: Weight, x: Tensor, shape: Shape, fusion: RowFusion) -> Tensor:
+def multiply(bits: int, weight: Weight, x: Tensor, shape: TileShape, fusion: RowFusion) -> Tensor:
     w, scale = weight
     out = matmul.row_like(x, w, scale, None, *fusion)
     if bits == 4:
@@ -61,7 +61,7 @@ class Layer:
             name: rounded(bits, torch.randn(n, k, device="cuda") * k**-0.5) for name, (n, k) in MATRICES.items()
         }
 
-    def __call__(self, x: Tensor, shapes: dict[str, Shape]) -> Tensor:
+    def __call__(self, x: Tensor, shapes: dict[str, TileShape]) -> Tensor:
         def run(name: str, given: Tensor, residual: Tensor) -> Tensor:
             fusion = fusion_of(name, self.norm, residual)
             return multiply(self.bits, self.weights[name], given, shapes[name], fusion)
@@ -70,7 +70,7 @@ class Layer:
         return run("down", run("gate_up", x, x), x)
 
 
-def microseconds(layers: list[Layer], shapes: dict[str, Shape]) -> float:
+def microseconds(layers: list[Layer], shapes: dict[str, TileShape]) -> float:
     """Return the median time of a layer in a captured chain."""
     x = torch.randn(1, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
 
@@ -98,19 +98,19 @@ def microseconds(layers: list[Layer], shapes: dict[str, Shape]) -> float:
     return statistics.median(found)
 
 
-def candidates(bits: int, name: str) -> Iterator[Shape]:
+def candidates(bits: int, name: str) -> Iterator[TileShape]:
     _, k = MATRICES[name]
     if bits == 4:
         for rows, warps, per_warp in itertools.product((2, 4, 8, 16), (1, 2, 4, 8), (512, 1024)):
             if warps * per_warp <= k <= 8 * warps * per_warp:
-                yield Shape(rows, warps * per_warp, warps)
+                yield TileShape(rows, warps * per_warp, warps)
         return
     for rows, columns, warps in itertools.product((2, 4, 8), (512, 1024, 2048), (1, 2, 4, 8)):
         blocks, bytes_per_thread = k // columns, rows * columns * bits // 8 // (32 * warps)
         if bytes_per_thread in BYTES_PER_THREAD:
             for ahead in sorted({1, min(4, blocks)}):
                 if ahead * bytes_per_thread <= MOST_BYTES_AHEAD:
-                    yield Shape(rows, columns, warps, True, ahead)
+                    yield TileShape(rows, columns, warps, True, ahead)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from PIL import Image
 
 from anyformer.explore.live_run import by_step
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.nn.inspection.plot import pyplot
 from anyformer.runs.run import load
 from anyformer.runs.run_inspection import attention_maps, read
@@ -62,7 +62,7 @@ def page_frames(folder: Path) -> list[Image.Image]:
     from playwright.sync_api import sync_playwright
 
     frames = []
-    with Server(open_runs([folder])) as server, sync_playwright() as playwright:
+    with ExploreServer(open_runs([folder])) as server, sync_playwright() as playwright:
         Thread(target=server.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1320, "height": 870}, color_scheme="light", locale="en-US")

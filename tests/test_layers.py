@@ -40,11 +40,12 @@ UNDER: dict[str, tuple[str, ...]] = {
     "config.stack_rules": ("config.block",),
     "config.model": ("config.heads", "config.adapter", "config.stack_rules"),
     "config.parse": ("config.spec",),
+    "config.deprecated": (),
     "config.schema": ("config.spec",),
     "config.overrides": ("config.parse",),
     "config.outside": ("config.part",),
     "config.io": ("config.model", "config.overrides", "config.schema", "config.outside"),
-    "config": ("config.io",),  # its __init__.py, which only collects
+    "config": ("config.io", "config.deprecated"),  # its __init__.py, which only collects
     "presets": ("config",),
     "data.datasets": ("config", "runs.processes", "kernels.conventions"),
     "recipe": ("presets", "data.datasets"),

@@ -16,7 +16,7 @@ import torch
 from anyformer.attention import short_rows, varlen
 from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
 from anyformer.attention.layout import Facts, Layout, Role
-from anyformer.attention.lowered import Choice, Dense
+from anyformer.attention.lowered import Dense, KernelChoice
 from anyformer.attention.scores import Normalizer
 from anyformer.config import Attention, Latent, Pattern, Position
 from anyformer.config.visibility import EVERYTHING, PAST
@@ -89,7 +89,7 @@ class Pair(NamedTuple):
 
 def choose(
     backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
-) -> Choice:
+) -> KernelChoice:
     """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can.
 
     Layouts with equal facts share one decision.
@@ -100,7 +100,9 @@ def choose(
     return decide(backend, pattern, pair, scheme, needs, at)
 
 
-def _choose(backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime) -> Choice:
+def _choose(
+    backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime
+) -> KernelChoice:
     content = f"{scheme.kind} positions add a bias of each text's own" if scheme.reads_content() else None
     obstacles = {
         "decode": content or _no_decode(pair, needs, at),
@@ -111,35 +113,35 @@ def _choose(backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs:
     }
     match backend:
         case "eager":
-            return Choice("eager", "requested")
+            return KernelChoice("eager", "requested")
         case "sdpa" | "short" | "flex" | "varlen" | "decode":
             if (obstacle := obstacles[backend]) is None:
-                return Choice(backend, "requested")
+                return KernelChoice(backend, "requested")
             reason = f"not {backend}: {obstacle}"
         case "auto":
             if obstacles["decode"] is None:
-                return Choice("decode", "few queries read a cache")
+                return KernelChoice("decode", "few queries read a cache")
             maskless = (
                 not scheme.biases() and not content and without_mask(pattern, pair.q, pair.k, pair.role) is not None
             )
             # outside of a compiled step the host needs longer to launch `short` than the GPU for most rows
             compiled = torch.compiler.is_compiling() and pair.grads
             if compiled and obstacles["short"] is None and (not maskless or pair.longest <= SHORT_MAX_MASKLESS_ROW):
-                return Choice("short", "short rows in compiled training")
+                return KernelChoice("short", "short rows in compiled training")
             if maskless and not obstacles["sdpa"]:
-                return Choice("sdpa", "no mask is needed")
+                return KernelChoice("sdpa", "no mask is needed")
             if obstacles["varlen"] is None and pair.longest >= VARLEN_MIN_ROW:
-                return Choice("varlen", "the layout knows its documents")
+                return KernelChoice("varlen", "the layout knows its documents")
             pays = at.device == "cuda" and pair.q.length * pair.k.length >= FLEX_MIN_PAIRS
             if obstacles["flex"] is None and pays:
-                return Choice("flex", "a mask between many tokens")
+                return KernelChoice("flex", "a mask between many tokens")
             reason = f"not flex: {obstacles['flex'] or 'it pays off on CUDA, between many tokens'}"
         case _:
             raise ValueError(
                 f"backend = {backend!r}: must be 'auto', 'eager', 'sdpa', 'short', 'flex', 'varlen' or 'decode'"
             )
     obstacle = obstacles["sdpa"]
-    return Choice("sdpa", reason) if obstacle is None else Choice("eager", f"{reason}; {obstacle}")
+    return KernelChoice("sdpa", reason) if obstacle is None else KernelChoice("eager", f"{reason}; {obstacle}")
 
 
 _choose_once = lru_cache(maxsize=4096)(_choose)

@@ -4,7 +4,7 @@ import torch
 
 from anyformer.attention.choose import Requirements, choose
 from anyformer.attention.layout import Layout, Role, make_layout
-from anyformer.attention.lowered import Choice
+from anyformer.attention.lowered import KernelChoice
 from anyformer.config import Attention, Pattern, Position
 from anyformer.kernels.runtime import Runtime
 
@@ -18,7 +18,7 @@ def explain(
     length: int,
     slots: int = 0,
     scheme: Position | None = None,
-) -> Choice:
+) -> KernelChoice:
     """Return the kernel of [batch, length] new tokens in eager execution, and the reason.
 
     With `slots`, they read a KV cache of that size. Training on short rows that is compiled whole uses `short`.

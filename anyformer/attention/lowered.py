@@ -123,7 +123,7 @@ def mask_scores(scores: Tensor, dense: Dense) -> Tensor:
     return scores
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The kernel that runs, and the reason."""
 
     kernel: Kernel
@@ -149,7 +149,7 @@ class Relation(NamedTuple):
     """State that attention layers of one kind share in a forward pass: the lowered mask and their positions."""
 
     lowered: Lowered = Dense()
-    choice: Choice = Choice("sdpa", "built without a choice")
+    choice: KernelChoice = KernelChoice("sdpa", "built without a choice")
     scheme: Position = Position.none()
     rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
     relative: Relative | None = None  # vectors of distances, which each layer projects and compares with its content

@@ -39,7 +39,7 @@ def explore(
 
         from anyformer.explore.lessons import read_lessons
         from anyformer.explore.open_runs import BUNDLED, open_runs
-        from anyformer.explore.server import Server
+        from anyformer.explore.server import ExploreServer
 
         waiting = set[Path]()
 
@@ -54,7 +54,7 @@ def explore(
         workspace = open_runs(runs or [BUNDLED], wait)
         lessons = read_lessons(lesson or [], workspace)
         check()
-        with Server(workspace, port, lessons) as server:
+        with ExploreServer(workspace, port, lessons) as server:
             typer.echo(f"{server.address}  (Ctrl-C ends it)")
             if not no_browser:
                 webbrowser.open(server.address)

@@ -9,6 +9,7 @@ adapter         low-rank adapters
 attention       softmax attention and its variants
 block           blocks (sublayers, norms, order) and stacks of blocks
 cost            what a part costs, its linear layers, and what it stores in a cache
+deprecated      stable names that end, and their warnings
 disentangled    scores between content and distance
 families        families of parts, with the methods of each
 feedforward     activations; plain, gated and mixture-of-experts feed-forwards

@@ -134,7 +134,7 @@ class Router(Part):
 
     @abstractmethod
     def build(self, width: int, count: int, top_k: int) -> "nn.Module":
-        """Return the module, from tokens [m, d] to a `Choice`."""
+        """Return the module, from tokens [m, d] to a `Routing`."""
 
     @abstractmethod
     def cost(self, width: int, count: int, rows: int) -> Cost:

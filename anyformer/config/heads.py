@@ -29,9 +29,9 @@ class Transform(Spec):
 
     def build(self, width: int, to: int) -> "nn.Module":
         """Return the module between hidden states and the output table."""
-        from anyformer.nn.heads import Dense
+        from anyformer.nn.heads import DenseTransform
 
-        return Dense(width, to, self.activation.function(), self.norm.build(to), self.bias)
+        return DenseTransform(width, to, self.activation.function(), self.norm.build(to), self.bias)
 
     def cost(self, width: int, to: int, rows: int) -> Cost:
         activation = Cost(saved=rows * to * self.activation.saves_input)

@@ -27,7 +27,7 @@ VARIABLE = "ANYFORMER_IMPORT"  # files that child processes import, too
 RECORD = "parts.json"  # beside the config of a model with parts from outside
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Where the parts of a module come from: an installed package, or a file."""
 
     package: str = ""
@@ -38,7 +38,7 @@ class Source(NamedTuple):
         return f"the package {self.package}" if self.package else self.file or "a program"
 
 
-_SOURCES: dict[str, Source] = {}  # by the name of a module
+_SOURCES: dict[str, Origin] = {}  # by the name of a module
 
 
 def import_file(path: str | Path) -> None:
@@ -57,7 +57,7 @@ def import_file(path: str | Path) -> None:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for what it imports, and where its classes are unpickled
     module = _imported(name, str(path), file)
-    _register_all(module, Source(file=str(file), sha256=digest), str(path))
+    _register_all(module, Origin(file=str(file), sha256=digest), str(path))
     known = os.environ.get(VARIABLE, "").split(os.pathsep)
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*filter(None, known), str(file)]))
 
@@ -81,7 +81,7 @@ def _imported(name: str, place: str, file: Path | None = None) -> ModuleType:
         raise ConfigError([Fault(place, f"cannot be imported: {type(error).__name__}: {error}")]) from error
 
 
-def _register_all(module: ModuleType, source: Source, place: str) -> None:
+def _register_all(module: ModuleType, source: Origin, place: str) -> None:
     """Register the parts that a module defines."""
     own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
     parts = [value for value in own if issubclass(value, Part) and not value.is_family()]
@@ -100,7 +100,7 @@ def find(group: str = GROUP) -> bool:
     for entry in entry_points(group=group):
         if entry.module not in _SOURCES:
             package = entry.dist.name if entry.dist else entry.module
-            _register_all(_imported(entry.module, f"package {package}"), Source(package=package), f"package {package}")
+            _register_all(_imported(entry.module, f"package {package}"), Origin(package=package), f"package {package}")
     for file in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         import_file(file)
     return len(_SOURCES) > before
@@ -126,7 +126,7 @@ def parts_of(place: str) -> list[type[Part]]:
         return [part for part in all_parts() if part.__module__ in homes]
 
     if not own():
-        _register_all(_imported(name, place), Source(package=name), place)
+        _register_all(_imported(name, place), Origin(package=name), place)
     chosen = [part for part in own() if wanted in ("", part.__name__, kind_of(part))]
     if not chosen:
         names = ", ".join(part.__name__ for part in own())
@@ -152,7 +152,7 @@ def record_of(path: Path) -> Path:
 def record(specs: Spec | tuple[Spec | None, ...], path: Path) -> None:
     """Write what specs need from outside, if anything, to a file, and beside it a copy of each file with parts."""
     classes = dict.fromkeys(type(part) for part in outside_parts(specs))
-    sources = {cls: _SOURCES.get(cls.__module__, Source()) for cls in classes}
+    sources = {cls: _SOURCES.get(cls.__module__, Origin()) for cls in classes}
     for source in {source for source in sources.values() if source.file}:
         content = Path(source.file).read_bytes()
         if hashlib.sha256(content).hexdigest() == source.sha256:
@@ -170,7 +170,7 @@ def check_record(path: Path) -> None:
     folder = path.parent
     try:
         recorded = json.loads(path.read_text(encoding="utf-8"))
-        needed = [(*key.split(" ", 1), Source(**source)) for key, source in recorded.items()]
+        needed = [(*key.split(" ", 1), Origin(**source)) for key, source in recorded.items()]
     except FileNotFoundError:
         return
     except (OSError, ValueError, TypeError, AttributeError):
@@ -188,7 +188,7 @@ def check_record(path: Path) -> None:
         raise ConfigError(faults)
 
 
-def _fix(folder: Path, source: Source) -> str:
+def _fix(folder: Path, source: Origin) -> str:
     if source.package:
         return f"install it with pip install {visible(source.package)}"
     name = Path(source.file).name

@@ -29,7 +29,7 @@ from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.block import ParallelBlock, SequentialBlock, Sublayer
 from anyformer.nn.heads import (
-    Dense,
+    DenseTransform,
     EmbeddingHead,
     LearnedLength,
     PooledHead,
@@ -305,7 +305,7 @@ def head_formula(head: nn.Module, spec: Head) -> list[str]:
 def _transformed(transform: nn.Module, spec: Head) -> str:
     if isinstance(transform, nn.Identity):
         return "h"
-    if not isinstance(transform, Dense):
+    if not isinstance(transform, DenseTransform):
         return "h W_t"
     dense = spec.transform  # type: ignore[attr-defined]  # of a head with a dense layer
     y = activated(dense.activation, linear("h", "W_t", "b_t" * dense.bias))

@@ -19,7 +19,7 @@ from anyformer.explore.formulas import (
     scores_formula,
     softmax_formula,
 )
-from anyformer.explore.path_place import Place
+from anyformer.explore.path_place import PathPlace
 from anyformer.explore.vectors import gap, kind_of, pixels, rounded
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
@@ -31,13 +31,13 @@ from anyformer.nn.norm import normed
 TOP_VALUES, TOP_NEURONS = 5, 12
 
 
-def _norm_before(place: Place) -> nn.Module:
+def _norm_before(place: PathPlace) -> nn.Module:
     """Return the norm between the stream and the mixer."""
     first = place.block.norm_in if isinstance(place.block, ParallelBlock) else nn.Identity()
     return place.mixer.sublayer.norm_in if isinstance(first, nn.Identity) else first
 
 
-def _norm(place: Place) -> dict[str, Any]:
+def _norm(place: PathPlace) -> dict[str, Any]:
     step, x, norm = place.mixer, place.mixer.before.double()[0], _norm_before(place)
     return {
         "norm": kind_of(norm),
@@ -50,7 +50,7 @@ def _norm(place: Place) -> dict[str, Any]:
     }
 
 
-def _qkv(place: Place) -> dict[str, Any]:
+def _qkv(place: PathPlace) -> dict[str, Any]:
     row, trace = place.attention, place.trace
     attention = trace.attention(place.mixer.name)
     own = place.kind == "cross"
@@ -73,12 +73,12 @@ def _qkv(place: Place) -> dict[str, Any]:
     }
 
 
-def _keys(place: Place) -> dict[str, Any]:
+def _keys(place: PathPlace) -> dict[str, Any]:
     _, columns = place.trace.labels(place.mixer.name)
     return {"keys": columns, "head": place.head, "off": place.is_off}
 
 
-def _scores(place: Place) -> dict[str, Any]:
+def _scores(place: PathPlace) -> dict[str, Any]:
     row = place.attention
     scaled = row.dots * row.scale
     capped = scaled if row.cap is None else row.cap * torch.tanh(scaled / row.cap)
@@ -96,7 +96,7 @@ def _scores(place: Place) -> dict[str, Any]:
     }
 
 
-def _mask(place: Place) -> dict[str, Any]:
+def _mask(place: PathPlace) -> dict[str, Any]:
     visible = place.trace.visible(place.mixer.name)
     map, size = pixels(visible)
     return (
@@ -106,7 +106,7 @@ def _mask(place: Place) -> dict[str, Any]:
     )
 
 
-def _softmax(place: Place) -> dict[str, Any]:
+def _softmax(place: PathPlace) -> dict[str, Any]:
     row = place.attention
     model = place.trace.weights_of(place.mixer.name, place.head, place.row)
     return _keys(place) | {
@@ -119,7 +119,7 @@ def _softmax(place: Place) -> dict[str, Any]:
     }
 
 
-def _values(place: Place) -> dict[str, Any]:
+def _values(place: PathPlace) -> dict[str, Any]:
     row = place.attention
     order = row.weights.argsort(descending=True).tolist()
     best = [key for key in order[:TOP_VALUES] if float(row.weights[key]) > 0]
@@ -134,7 +134,7 @@ def _values(place: Place) -> dict[str, Any]:
     }
 
 
-def _out(place: Place) -> dict[str, Any]:
+def _out(place: PathPlace) -> dict[str, Any]:
     trace, name = place.trace, place.mixer.name
     attention = trace.attention(name)
     heads = gated_heads(trace.activations, name, [place.row], trace.off.get(name, ()))[:, 0]  # [h, k_v]
@@ -160,7 +160,7 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     return normed(norm, x.float()[None, None], make_layout(1, 1, x.device))[0, 0]
 
 
-def _mix(place: Place) -> dict[str, Any]:
+def _mix(place: PathPlace) -> dict[str, Any]:
     spec, step = place.spec.mixer, place.mixer
     formula = mix_formula(spec, place.side)
     return {
@@ -171,7 +171,7 @@ def _mix(place: Place) -> dict[str, Any]:
     }
 
 
-def _add_after(place: Place, step: StreamStep) -> dict[str, Any]:
+def _add_after(place: PathPlace, step: StreamStep) -> dict[str, Any]:
     stream = place.stream
     steps = stream.steps if stream.parallel else [step]
     norm = stream.norm if stream.parallel else step.sublayer.norm_sum
@@ -189,7 +189,7 @@ def _add_after(place: Place, step: StreamStep) -> dict[str, Any]:
     }
 
 
-def _feedforward(place: Place) -> dict[str, Any]:
+def _feedforward(place: PathPlace) -> dict[str, Any]:
     step, seen = place.step(".feedforward"), dict[str, Tensor]()
 
     def record(name: str, x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def _feedforward(place: Place) -> dict[str, Any]:
     }
 
 
-LAYER_STAGES: dict[str, Callable[[Place], dict[str, Any]]] = {
+LAYER_STAGES: dict[str, Callable[[PathPlace], dict[str, Any]]] = {
     "norm": _norm,
     "qkv": _qkv,
     "scores": _scores,

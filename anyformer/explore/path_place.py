@@ -15,7 +15,7 @@ from anyformer.nn.inspection.sublayers import stacks_of
 
 
 @dataclass(frozen=True)
-class Place:
+class PathPlace:
     """One token on its path: a stack, a layer and a head, limited to those that there are."""
 
     trace: Trace

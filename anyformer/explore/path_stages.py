@@ -18,7 +18,7 @@ from anyformer.explore.head_stages import HEAD_STAGES
 from anyformer.explore.layer_stages import LAYER_STAGES
 from anyformer.explore.outputs import position
 from anyformer.explore.path_outline import ATTENTION, LAYER_STAGES as IN_LAYER, PathView
-from anyformer.explore.path_place import Place, source_position
+from anyformer.explore.path_place import PathPlace, source_position
 from anyformer.explore.requests import StageRequest
 from anyformer.explore.trace import Trace, last_side
 from anyformer.explore.vectors import gap, kind_of, rounded
@@ -41,14 +41,14 @@ class StageView(TextView):
         kind, _, name = request.stage.partition(".")
         at = position(trace, request.at)
         if request.stage == "encoder.tokens" and last_side(trace.run) == "decoder" and request.key == -1:
-            return {"token": None, "position": None, "layer": 0} | _tokens(Place(trace, kind, at, request))
+            return {"token": None, "position": None, "layer": 0} | _tokens(PathPlace(trace, kind, at, request))
         if kind == "encoder" and last_side(trace.run) == "decoder":
             at = source_position(trace, request.key, at)
         if kind == "head" and name in HEAD_STAGES:
             return {"token": trace.reading.tokens[last_side(trace.run)][at], "position": at} | HEAD_STAGES[name](
                 trace, at
             )
-        place = Place(trace, kind, at, request)
+        place = PathPlace(trace, kind, at, request)
         if kind not in (*stacks_of(trace.run.model), "cross") or not _known(trace, place, request.stage):
             raise ConfigError(
                 [Fault("stage", f"= '{request.stage}': this model has no such stage in layer {request.layer}")]
@@ -83,7 +83,7 @@ class StageView(TextView):
                 yield request
 
 
-def _known(trace: Trace, place: Place, stage: str) -> bool:
+def _known(trace: Trace, place: PathPlace, stage: str) -> bool:
     for one in PathView().answer(trace, place.request)["sides"]:
         if one["side"] == place.side:
             return stage in (*one["begin"], *one["layers"][place.layer], *one["end"])
@@ -93,7 +93,7 @@ def _known(trace: Trace, place: Place, stage: str) -> bool:
 # -- input ------------------------------------------------------------------------------------------------------------
 
 
-def _tokens(place: Place) -> dict[str, Any]:
+def _tokens(place: PathPlace) -> dict[str, Any]:
     reading = place.trace.reading
     patches = isinstance(_module(place), PatchInput)
     ids = reading.distinct_ids(place.side)[0].tolist()
@@ -105,14 +105,14 @@ def _tokens(place: Place) -> dict[str, Any]:
     }
 
 
-def _module(place: Place) -> InputModule:
+def _module(place: PathPlace) -> InputModule:
     model = place.trace.run.model
     module = model.source if place.side == "encoder" else model.target
     assert module is not None
     return module
 
 
-def _embedded(place: Place) -> tuple[Tensor, Tensor]:
+def _embedded(place: PathPlace) -> tuple[Tensor, Tensor]:
     """Return the vector of the token before and after positions are added to it."""
     model, side, seen = place.trace.run.model, place.side, list[Tensor]()
     inputs, layout = model.read_sides(*place.trace.reading.inputs, **place.trace.reading.options)[side]
@@ -128,7 +128,7 @@ def _embedded(place: Place) -> tuple[Tensor, Tensor]:
     return seen[0][0, place.at].double(), seen[1][0, place.at].double()
 
 
-def _embed(place: Place) -> dict[str, Any]:
+def _embed(place: PathPlace) -> dict[str, Any]:
     module = _module(place)
     before, _ = _embedded(place)
     tokens = module.vocab > 0
@@ -145,7 +145,7 @@ def _embed(place: Place) -> dict[str, Any]:
     }
 
 
-def _patch(place: Place) -> Tensor | None:
+def _patch(place: PathPlace) -> Tensor | None:
     """Return the pixels of a patch as the model reads them, if its vector is a projection of them alone."""
     module = _module(place)
     if not isinstance(module, PatchInput):
@@ -154,7 +154,7 @@ def _patch(place: Place) -> Tensor | None:
     return module.cut(place.trace.reading.inputs[0])[0, at] if at >= 0 else None
 
 
-def _position(place: Place) -> dict[str, Any]:
+def _position(place: PathPlace) -> dict[str, Any]:
     config = place.trace.run.config
     module = _module(place)
     before, after = _embedded(place)
@@ -183,7 +183,7 @@ def _position(place: Place) -> dict[str, Any]:
     }
 
 
-def _order(place: Place) -> str:
+def _order(place: PathPlace) -> str:
     """Return what shows the order of tokens without added positions: nothing ("set"), the mask, or parts ("mixer")."""
     stack = place.trace.run.config.stacks[place.side]
     mixers = [block.mixer for block in stack.unrolled()]
@@ -196,7 +196,7 @@ def _order(place: Place) -> str:
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
-def _layers(place: Place) -> dict[str, Any]:
+def _layers(place: PathPlace) -> dict[str, Any]:
     """Return the length of the stream after each layer, of what the sublayers added, and the prediction there."""
     trace, side, seen = place.trace, place.side, place.trace.activations
     stack, rows = stacks_of(trace.run.model)[side], list[dict[str, Any]]()
@@ -215,7 +215,7 @@ def _layers(place: Place) -> dict[str, Any]:
     return {"formula": layers_formula(stack), "shared": shared, "rows": rows, "first": first, "tops": tops}
 
 
-def _final(place: Place) -> dict[str, Any]:
+def _final(place: PathPlace) -> dict[str, Any]:
     trace, side = place.trace, place.side
     stack = stacks_of(trace.run.model)[side]
     x = layer_input(trace.run.model, side, trace.activations, len(stack.runs), trace.layout(side))[0, place.at].double()
@@ -230,7 +230,7 @@ def _final(place: Place) -> dict[str, Any]:
     }
 
 
-STAGES: dict[str, Callable[[Place], dict[str, Any]]] = {
+STAGES: dict[str, Callable[[PathPlace], dict[str, Any]]] = {
     "tokens": _tokens,
     "embed": _embed,
     "position": _position,

@@ -37,7 +37,7 @@ HEADERS = {
 GRACE_SECONDS = 0.5  # for threads to end after their answer
 
 
-class Server(ThreadingHTTPServer):
+class ExploreServer(ThreadingHTTPServer):
     """Server bound to a port, or to any free one if `port` is 0."""
 
     daemon_threads = True
@@ -105,7 +105,7 @@ class RequestError(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: ExploreServer
     server_version, sys_version = "anyformer", ""
     timeout = 60  # seconds without data from the browser
 

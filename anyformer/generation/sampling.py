@@ -23,7 +23,7 @@ WORD = 0xFFFFFFFF
 STARTS = (0x243F6A88, 0x85A308D3)  # the fraction of pi, as are the multipliers below, made odd
 
 
-class Choice(NamedTuple):
+class TokenChoice(NamedTuple):
     """One token per row, and whether its logits have a distribution: no NaN, not all -inf, none +inf.
 
     Where they have none, the id is still one of the vocabulary; a loop checks `ok` once, at its end.
@@ -33,23 +33,23 @@ class Choice(NamedTuple):
     ok: Tensor  # bool [b]
 
 
-def greedy(logits: Tensor) -> Choice:
+def greedy(logits: Tensor) -> TokenChoice:
     """Return the top-1 token of each row of [b, v]; of equals, the one with the lowest id."""
     best, ids = max_argmax(logits)
-    return Choice(ids, best.isfinite())  # a maximum with NaN is NaN
+    return TokenChoice(ids, best.isfinite())  # a maximum with NaN is NaN
 
 
-def sample(logits: Tensor, seeds: Tensor, steps: Tensor) -> Choice:
+def sample(logits: Tensor, seeds: Tensor, steps: Tensor) -> TokenChoice:
     """Sample a token of each row of [b, v] from softmax(logits), by the rows' `seeds` and `steps`, int [b].
 
     Logits are converted to fp64 (fp32 where a device has none), so that the last bit of a logarithm, in
     which devices differ, decides once in about 10^15 draws rather than once in 10^7.
     """
     noise = gumbel(seeds, steps, logits.shape[-1], widest(logits.device))
-    return Choice((logits.to(noise.dtype) + noise).argmax(dim=-1), logits.amax(dim=-1).isfinite())
+    return TokenChoice((logits.to(noise.dtype) + noise).argmax(dim=-1), logits.amax(dim=-1).isfinite())
 
 
-def choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> Choice:
+def choose(logits: Tensor, seeds: Tensor | None, steps: Tensor) -> TokenChoice:
     """Return the top-1 token of each row of [b, v], or with seeds a sampled one."""
     return greedy(logits) if seeds is None else sample(logits, seeds, steps)
 

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from anyformer.generation.drafters import Proposal
 from anyformer.generation.logit_processors import process
 from anyformer.generation.request import Request
-from anyformer.generation.sampling import Choice, bits, choose, widest
+from anyformer.generation.sampling import TokenChoice, bits, choose, widest
 from anyformer.generation.session import Session
 from anyformer.kernels.runtime import at_least_fp32
 
@@ -77,7 +77,7 @@ class Verifier:
             found.append(process(self.processors, history._replace(present=known), logits[:, n]))
         return torch.stack(found, dim=1)
 
-    def _test(self, logits: Tensor, proposal: Proposal) -> tuple[Choice, Tensor]:
+    def _test(self, logits: Tensor, proposal: Proposal) -> tuple[TokenChoice, Tensor]:
         """Return the next token after each draft token [b, k + 1], and whether it is the next draft token."""
         token, present = pad(proposal.ids, (0, 1)), pad(proposal.present, (0, 1))
         steps = self.count[:, None] + torch.arange(logits.shape[1], device=logits.device)
@@ -93,10 +93,10 @@ class Verifier:
         rest = (p - q).clamp(min=0)
         rejected = present & ~accepted & (rest.sum(dim=-1) > 0)  # the sum is 0 only by rounding
         choice = self._choose(torch.where(rejected[..., None], rest.log(), logits), steps)
-        return Choice(torch.where(accepted, token, choice.ids), choice.ok), accepted
+        return TokenChoice(torch.where(accepted, token, choice.ids), choice.ok), accepted
 
-    def _choose(self, logits: Tensor, steps: Tensor) -> Choice:
+    def _choose(self, logits: Tensor, steps: Tensor) -> TokenChoice:
         """Return the token of each of [b, n, v] logits."""
         seeds = None if self.seeds is None else self.seeds[:, None].expand_as(steps).flatten()
         found = choose(logits.flatten(0, 1), seeds, steps.flatten())
-        return Choice(found.ids.view(steps.shape), found.ok.view(steps.shape))
+        return TokenChoice(found.ids.view(steps.shape), found.ok.view(steps.shape))

@@ -50,7 +50,7 @@ from anyformer.interop import ctranslate2, gguf_import, hub, llama2c, nanochat, 
 from anyformer.interop.hf_folder import from_hf
 from anyformer.interop.weight_files import load_pickle, read_json, wrong
 from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask as TaskSpec, LanguageModel
+from anyformer.recipe import AnyTask, LanguageModel
 from anyformer.runs.run import Run, load, new_folder, write_model, write_run, writing
 
 
@@ -129,7 +129,7 @@ def import_model(
     return load(out)
 
 
-def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer, spec: TaskSpec) -> None:
+def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer, spec: AnyTask) -> None:
     """Write a model that has one tokenizer into a new folder, which becomes `out`."""
     with writing(out):
         write_model(folder, model.state_dict(), model.config, spec, spec.build(tokenizer))

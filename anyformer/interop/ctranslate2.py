@@ -76,7 +76,7 @@ def read_variables(path: Path) -> dict[str, Tensor]:
     """Return all variables of a model.bin by name, aliases included, with quantised ones in fp32."""
     try:
         with path.open("rb") as file:
-            found = _variables(_Reader(file, path))
+            found = _variables(_ModelReader(file, path))
     except OSError as error:
         raise wrong(path, f"cannot be read: {error.strerror}") from None
     for name in [name for name in found if f"{name}_scale" in found]:
@@ -86,7 +86,7 @@ def read_variables(path: Path) -> dict[str, Tensor]:
     return {name: x for name, x in found.items() if not name.endswith("_scale")}
 
 
-def _variables(reader: "_Reader") -> dict[str, Tensor]:
+def _variables(reader: "_ModelReader") -> dict[str, Tensor]:
     version = reader.number("I")
     if version not in VERSIONS:
         versions = f"{VERSIONS[0]} to {VERSIONS[-1]}"
@@ -107,7 +107,7 @@ def _variables(reader: "_Reader") -> dict[str, Tensor]:
     return found
 
 
-class _Reader:
+class _ModelReader:
     """A model.bin that is being read; what does not fit is an error with its place."""
 
     def __init__(self, file: BinaryIO, path: Path):

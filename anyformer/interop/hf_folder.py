@@ -40,7 +40,7 @@ from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.nn.model import Transformer
 from anyformer.nn.uncached import check_parts
 from anyformer.recipe import (
-    AnyTask as TaskSpec,
+    AnyTask,
     Classify,
     Embed,
     Encoder,
@@ -216,7 +216,7 @@ def _with_ends(data: dict[str, Any], generation: Path) -> dict[str, Any]:
     return data | {"eos_token_id": ends}
 
 
-def _task(config: ModelConfig, found: PublicModel) -> TaskSpec:
+def _task(config: ModelConfig, found: PublicModel) -> AnyTask:
     if config.image_tower is not None:
         return Embed(temperature="learned", pictures=pictures.read_clip(found.body, config.image_tower.source.shape))
     if isinstance(config.head, SpanBounds):

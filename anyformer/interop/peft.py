@@ -61,7 +61,7 @@ def base_of(folder: Path) -> str | None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class _Scales(NamedTuple):
+class _AdapterScales(NamedTuple):
     """How the product of B and A is scaled."""
 
     alpha: float
@@ -105,7 +105,7 @@ def read(folder: Path, base: Transformer, *, family: str | None = None, allow_pi
     return model.eval()
 
 
-def _read_config(path: Path) -> _Scales:
+def _read_config(path: Path) -> _AdapterScales:
     data = weight_files.read_json(path)
     given = {key: value for key, value in data.items() if value not in (None, {}, []) and value is not False}
     fields = Fields(given, path)
@@ -120,7 +120,7 @@ def _read_config(path: Path) -> _Scales:
     alphas = fields.table("alpha_pattern", named)
     patterns = [(_pattern(name, fields), _finite(alphas, name, math.nan)) for name in named]
     fields.finish()
-    return _Scales(alpha, patterns, by_root, dropout)
+    return _AdapterScales(alpha, patterns, by_root, dropout)
 
 
 def _finite(fields: Fields, field: str, default: float) -> float:
@@ -161,7 +161,7 @@ def _named(family: Family, stored: Mapping[str, StoredTensor]) -> dict[str, Stor
 
 
 def _low_rank(
-    rules: list[TensorRule], stored: dict[str, StoredTensor], scales: _Scales, folder: Path
+    rules: list[TensorRule], stored: dict[str, StoredTensor], scales: _AdapterScales, folder: Path
 ) -> dict[str, _LowRank]:
     """Return the adapters of our layers, and take their tensors out of `stored`."""
     found = {}
@@ -178,7 +178,7 @@ def _low_rank(
     return found
 
 
-def _pair(module: str, stored: dict[str, StoredTensor], scales: _Scales) -> _LowRank:
+def _pair(module: str, stored: dict[str, StoredTensor], scales: _AdapterScales) -> _LowRank:
     a, b = (stored.pop(f"{module}.lora_{part}.weight", None) for part in "AB")
     assert a is not None
     if b is None or len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:

@@ -27,7 +27,7 @@ class StoredState:
         self.state = state
 
 
-class _Reader(pickle.Unpickler):
+class _StateReader(pickle.Unpickler):
     """Unpickler that finds one class, as `StoredState`, and no other object by name."""
 
     def __init__(self, content: bytes, class_name: str):
@@ -50,7 +50,7 @@ def read_plain(path: Path, class_name: str = "") -> Any:
         for opcode, argument, _ in pickletools.genops(content):
             if "PUT" in opcode.name and isinstance(argument, int) and argument > len(content):
                 raise pickle.UnpicklingError("is damaged")
-        return _Reader(content, class_name).load()
+        return _StateReader(content, class_name).load()
     except pickle.UnpicklingError as error:
         raise wrong(path, f"is not read: it {visible(str(error)).partition(chr(10))[0]}") from None
     except Exception as error:  # a damaged pickle raises errors of many types

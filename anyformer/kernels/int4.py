@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from anyformer.kernels.matmul import MIN_WEIGHTS, RowFusion, Shape, contiguous, is_few_rows, row_like
+from anyformer.kernels.matmul import MIN_WEIGHTS, RowFusion, TileShape, contiguous, is_few_rows, row_like
 from anyformer.kernels.opaque import opaque
 from anyformer.kernels.runtime import supports_dependent_launch
 
@@ -35,11 +35,11 @@ def has_int4_kernel(packed: Tensor, width: int) -> bool:
     )
 
 
-def shape_of(n: int, k: int) -> Shape:
+def shape_of(n: int, k: int) -> TileShape:
     """Return the fastest measured tile sizes, as `matmul.shape_of` does; columns divide the width."""
     rows, columns, per_warp = (16, 2048, 512) if n >= 8192 else (8, 8192, 1024) if k >= 8192 else (4, 2048, 1024)
     columns = min(columns, k & -k)
-    return Shape(rows, columns, max(1, columns // per_warp))
+    return TileShape(rows, columns, max(1, columns // per_warp))
 
 
 @opaque("int4_linear", row_like)
@@ -70,7 +70,7 @@ def launch(
     scale: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    shape: Shape,
+    shape: TileShape,
     fusion: RowFusion,
 ) -> None:
     """Run the kernel with these tile sizes."""

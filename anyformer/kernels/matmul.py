@@ -17,7 +17,7 @@ MAX_INT8_ROWS = 64  # with more rows, dequantising int8 weights first is faster
 TRANSPOSED_ROWS = range(9, 33)  # row counts for which a CPU computes weight xᵀ faster than x weightᵀ
 
 
-class Shape(NamedTuple):
+class TileShape(NamedTuple):
     """Tile sizes of one program."""
 
     rows: int  # at once
@@ -36,21 +36,21 @@ class RowFusion(NamedTuple):
     residual: Tensor | None = None  # [..., n]
 
 
-def shape_of(weight: Tensor) -> Shape:
+def shape_of(weight: Tensor) -> TileShape:
     """Return the fastest measured tile sizes (H200, the matrices of a model with 1.2 billion weights).
 
     `benchmarks/sweep_rows.py` measures them in a chain of layers. The head is not in it.
     """
     n, k = weight.shape
     if weight.element_size() > 1:
-        return Shape(2, 1024, 2, ahead=2)
+        return TileShape(2, 1024, 2, ahead=2)
     if k >= 4096:
-        return Shape(4, 2048, 4, flat=True)
+        return TileShape(4, 2048, 4, flat=True)
     if n >= 65536:
-        return Shape(4, 512, 1)
+        return TileShape(4, 512, 1)
     if n >= 8192:
-        return Shape(4, 512, 1, flat=True, ahead=4)
-    return Shape(4, 1024, 4, flat=True) if n <= 2048 else Shape(2, 1024, 1, flat=True)
+        return TileShape(4, 512, 1, flat=True, ahead=4)
+    return TileShape(4, 1024, 4, flat=True) if n <= 2048 else TileShape(2, 1024, 1, flat=True)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -162,7 +162,7 @@ def launch(
     scale: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
-    shape: Shape,
+    shape: TileShape,
     fusion: RowFusion,
 ) -> None:
     """Run the kernel with these tile sizes; the number of columns is reduced to a divisor of the width."""

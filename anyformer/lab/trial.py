@@ -11,7 +11,7 @@ from anyformer.lab.cells import SCRATCH
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
 from anyformer.runs.processes import scratch
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import read_metrics
@@ -37,7 +37,7 @@ class Trial:
         return self.job.model.eval()
 
     @property
-    def task(self) -> Task:
+    def task(self) -> BuiltTask:
         return self.job.task
 
     def found(self) -> dict[str, Any]:

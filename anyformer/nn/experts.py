@@ -23,7 +23,7 @@ MAX_GATHERED_ROWS = 64  # each row has its own copy of a matrix
 TINY = 1e-20  # avoids division by 0 if all scores vanish
 
 
-class Choice(NamedTuple):
+class Routing(NamedTuple):
     """The router's choice for m tokens: k experts each, their weights, and the probabilities of all n experts."""
 
     experts: Tensor  # int [m, k]
@@ -50,13 +50,13 @@ class SoftmaxRouter(nn.Module):
         self.top_k, self.normalize, self.scale = top_k, spec.normalize, spec.scale
         self.groups, self.top_groups = spec.groups, spec.top_groups
 
-    def forward(self, x: Tensor) -> Choice:
+    def forward(self, x: Tensor) -> Routing:
         probabilities = at_least_fp32(self.linear(x)).softmax(dim=-1)  # [m, d] -> [m, n]
         ranks = eligible(probabilities, self.groups, self.top_groups, best=1)
         weights, experts = ranks.topk(self.top_k, dim=-1)  # [m, top_k]
         if self.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Choice(experts, weights if self.scale == 1 else weights * self.scale, probabilities)
+        return Routing(experts, weights if self.scale == 1 else weights * self.scale, probabilities)
 
 
 class SigmoidRouter(TrackedModule):
@@ -71,14 +71,14 @@ class SigmoidRouter(TrackedModule):
         self.top_k, self.normalize, self.scale, self.rate = top_k, spec.normalize, spec.scale, spec.rate
         self.groups, self.top_groups = spec.groups, spec.top_groups
 
-    def forward(self, x: Tensor) -> Choice:
+    def forward(self, x: Tensor) -> Routing:
         scores = at_least_fp32(self.linear(x)).sigmoid()  # [m, d] -> [m, n]
         ranks = eligible(scores.detach() + self.bias, self.groups, self.top_groups, best=2)
         experts = ranks.topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.normalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
-        return Choice(experts, weights * self.scale, scores / (scores.sum(dim=-1, keepdim=True) + TINY))
+        return Routing(experts, weights * self.scale, scores / (scores.sum(dim=-1, keepdim=True) + TINY))
 
     def update_buffers(self, statistics: Tensor) -> None:
         self.bias.add_(self.rate * (statistics.mean() - statistics).sign())
@@ -238,7 +238,7 @@ class ExpertMixture(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = x.flatten(0, 1)  # [m, d]
-        choice: Choice = self.router(rows)
+        choice: Routing = self.router(rows)
         weights = self._tapped_weights(choice, x, ctx)
         if self.training and ctx.aux is not None:
             self._note(choice, x, ctx)
@@ -267,7 +267,7 @@ class ExpertMixture(nn.Module):
         (y,) = self.down(self.dropout(self.act(*h)), of_experts)
         return torch.empty_like(y).index_copy(0, order, y)
 
-    def _tapped_weights(self, choice: Choice, x: Tensor, ctx: Context) -> Tensor:
+    def _tapped_weights(self, choice: Routing, x: Tensor, ctx: Context) -> Tensor:
         """Return the weights of the chosen experts [m, k] after the tap, which sees those of all experts [b, t, n]."""
         if ctx.taps is None or not ctx.taps.selects("router"):
             return choice.weights
@@ -276,7 +276,7 @@ class ExpertMixture(nn.Module):
         changed = ctx.tap("router", every)
         return choice.weights if changed is every else changed.flatten(0, 1).gather(-1, choice.experts)
 
-    def _note(self, choice: Choice, x: Tensor, ctx: Context) -> None:
+    def _note(self, choice: Routing, x: Tensor, ctx: Context) -> None:
         """Record the load of each expert for the router's bias, and the balance loss. Padding does not count."""
         follows = isinstance(self.router, SigmoidRouter) and self.router.rate > 0
         if not follows and not self.balance:

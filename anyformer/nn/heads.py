@@ -34,7 +34,7 @@ class LossTarget(NamedTuple):
         return x if self.at is None else x.flatten(0, 1)[None, self.at]
 
 
-class Dense(nn.Module):
+class DenseTransform(nn.Module):
     """norm(act(x W + b))."""
 
     def __init__(self, width: int, to: int, act: Callable[[Tensor], Tensor], norm: nn.Module, bias: bool):
@@ -231,7 +231,7 @@ class EmbeddingHead(PooledHead):
         widths = [width, *(layer.width for layer in spec.layers)]
         self.layers = nn.Sequential(
             *(
-                Dense(d, layer.width, layer.activation.function(), nn.Identity(), layer.bias)
+                DenseTransform(d, layer.width, layer.activation.function(), nn.Identity(), layer.bias)
                 for d, layer in zip(widths, spec.layers, strict=False)
             )
         )

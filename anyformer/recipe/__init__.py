@@ -24,6 +24,10 @@ train           settings of the training loop
 width_transfer  muP: one learning rate for models of all widths
 """
 
+from typing import TYPE_CHECKING
+
+from anyformer.config.deprecated import renamed
+
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.recipe.augment import *
 from anyformer.recipe.batches import *
@@ -35,6 +39,7 @@ from anyformer.recipe.logger import *
 from anyformer.recipe.optimizer import *
 from anyformer.recipe.recipe import *
 from anyformer.recipe.schedule import *
+from anyformer.recipe.schedule import LinearDecay
 from anyformer.recipe.seq2seq_task import *
 from anyformer.recipe.source import *
 from anyformer.recipe.sources import *
@@ -45,3 +50,6 @@ from anyformer.recipe.text_task import *
 from anyformer.recipe.tokenizer import *
 from anyformer.recipe.train import *
 from anyformer.recipe.width_transfer import *
+
+if not TYPE_CHECKING:  # type checkers know the new names alone
+    __getattr__ = renamed(__name__, {"Linear": LinearDecay}, ends="0.2.0")

@@ -10,7 +10,7 @@ from anyformer.recipe.task import AnyTask, Served
 
 if TYPE_CHECKING:
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.tasks.base import Task as BuiltTask
+    from anyformer.tasks.base import BuiltTask
 
 
 class Prompt(Spec):

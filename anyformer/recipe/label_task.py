@@ -12,7 +12,7 @@ from anyformer.recipe.task import Served, Task
 if TYPE_CHECKING:
     from anyformer.data.readers import Rows
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.tasks.base import Task as BuiltTask
+    from anyformer.tasks.base import BuiltTask
 
 LARGEST_TARGET = 1e18  # largest value of a regression target: its square fits into fp32
 

@@ -40,7 +40,7 @@ class Constant(Schedule):
         return 1.0
 
 
-class Linear(Schedule):
+class LinearDecay(Schedule):
     """Linear decay to `floor` times the peak."""
 
     kind: Literal["linear"] = "linear"

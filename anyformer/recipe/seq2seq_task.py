@@ -12,7 +12,7 @@ from anyformer.recipe.task import Task
 
 if TYPE_CHECKING:
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.tasks.base import Task as BuiltTask
+    from anyformer.tasks.base import BuiltTask
 
 
 class SourceTask(Task):

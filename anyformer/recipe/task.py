@@ -16,7 +16,7 @@ from anyformer.config.part import Part
 if TYPE_CHECKING:
     from anyformer.data.readers import Rows
     from anyformer.data.tokenizer import TextTokenizer
-    from anyformer.tasks.base import Task as BuiltTask
+    from anyformer.tasks.base import BuiltTask
 
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 

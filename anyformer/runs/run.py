@@ -36,7 +36,7 @@ from anyformer.nn.transforms.quantise import quantise
 from anyformer.nn.transforms.rounding import Bits
 from anyformer.nn.transforms.substitute import substitute
 from anyformer.nn.uncached import check_parts
-from anyformer.recipe import AnyTask as TaskSpec, Recipe, Task as LearntTask, TaskFile
+from anyformer.recipe import AnyTask, Recipe, Task, TaskFile
 from anyformer.runs.atomic_folder import (
     MANIFEST as MANIFEST,
     leftovers as leftovers,
@@ -53,7 +53,7 @@ from anyformer.runs.atomic_folder import (
     writing as writing,
 )
 from anyformer.tasks import generation, scoring
-from anyformer.tasks.base import Task, check_media, media_of, open_media
+from anyformer.tasks.base import BuiltTask, check_media, media_of, open_media
 from anyformer.tasks.chat import Conversation
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
 
@@ -72,8 +72,8 @@ class Run:
     """A trained model with its task and tokenizers."""
 
     model: Transformer
-    task: Task
-    spec: TaskSpec
+    task: BuiltTask
+    spec: AnyTask
     folder: Path
     defaults: GenerationDefaults = NO_DEFAULTS  # options of generation that a call need not give
 
@@ -249,12 +249,12 @@ def weights_at(folder: Path, listed: Iterable[str]) -> dict[str, Tensor]:
     return found | read_tensors(folder / STATE, "ema.") if STATE in listed else found
 
 
-def load_task(folder: Path) -> Task:
+def load_task(folder: Path) -> BuiltTask:
     """Return the task of a run or checkpoint with its tokenizers, without the model."""
     return _read_task(folder, verify(folder))[1]
 
 
-def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskFile, Task]:
+def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskFile, BuiltTask]:
     found, source = io.load(TaskFile, folder / "task.json"), folder / SOURCE_TOKENIZER
     required = found.source_tokenizer
     if required is None:  # written by an earlier version
@@ -291,10 +291,10 @@ def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) 
         warnings.warn(f"{path}: NaN or Inf in {len(nonfinite)} of {len(weights)} tensors: {shown}", stacklevel=3)
 
 
-def _task_faults(folder: Path, spec: TaskSpec, config: ModelConfig) -> Iterator[Fault]:
+def _task_faults(folder: Path, spec: AnyTask, config: ModelConfig) -> Iterator[Fault]:
     """Yield where task.json and config.json contradict each other."""
     path, head = str(folder / "task.json"), config.head
-    names = spec.label_names if isinstance(spec, LearntTask) else None
+    names = spec.label_names if isinstance(spec, Task) else None
     if spec.head_kind not in (None, head.output):
         yield Fault(path, f"task.kind = '{spec.kind}' does not fit the head '{head.kind}' of config.json")
     elif names is not None and isinstance(head, LabelHead):
@@ -304,7 +304,7 @@ def _task_faults(folder: Path, spec: TaskSpec, config: ModelConfig) -> Iterator[
         yield Fault(path, f"task.kind = '{spec.kind}' does not fit the shape '{config.shape}' of config.json")
 
 
-def _vocabulary_faults(folder: Path, task: Task, config: ModelConfig) -> Iterator[Fault]:
+def _vocabulary_faults(folder: Path, task: BuiltTask, config: ModelConfig) -> Iterator[Fault]:
     """Where a tokenizer has ids beyond the vocabulary of config.json; special tokens may be beyond it."""
     for side, tokenizer in (("source", task.source_tokenizer or task.tokenizer), ("target", task.tokenizer)):
         tokens = getattr(config, side)
@@ -354,7 +354,7 @@ def write_run(folder: Path, run: Run) -> None:
         io.save(run.defaults, folder / GENERATION)
 
 
-def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: TaskSpec, task: Task) -> None:
+def write_model(folder: Path, weights: dict[str, Tensor], config: ModelConfig, spec: AnyTask, task: BuiltTask) -> None:
     """Write the files that make a folder loadable."""
     io.save(config, folder / "config.json")
     tokenizers = [task.tokenizer, *filter(None, [task.source_tokenizer])]

@@ -48,7 +48,7 @@ Progress = Callable[[int], None]
 """Called with the number of texts that have been processed since the last call."""
 
 
-class Task(ABC):
+class BuiltTask(ABC):
     """A task with its tokenizers."""
 
     spec: AnyTask  # completed from the training rows: names of labels, mean and deviation
@@ -89,7 +89,7 @@ class Task(ABC):
         """Return the labels of a row as text; None: they are tokens."""
         return None
 
-    def part(self, name: str | None) -> "Task":
+    def part(self, name: str | None) -> "BuiltTask":
         """Return one task of a mixture by its name; without one, the task itself."""
         if name is not None:
             raise ConfigError([Fault("task", f"= '{name}': the run is of one task, {self.spec.kind}")])
@@ -107,7 +107,7 @@ def before_end(ids: list[int], ends: Collection[int]) -> list[int]:
     return list(itertools.takewhile(lambda id: id not in ends, ids))
 
 
-def open_media(task: Task, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
+def open_media(task: BuiltTask, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
     """Let a task read images and sounds in texts, if its model does; return the store that it reads them with."""
     reader = task.source_tokenizer or task.tokenizer
     changes = None if augment is None else Augmentation(augment)
@@ -171,7 +171,7 @@ def check_media(task: ReadsTexts, texts: Sequence[str]) -> None:
         raise ConfigError(faults[:MAX_BAD_ROWS_SHOWN])
 
 
-class TokenTask(Task):
+class TokenTask(BuiltTask):
     """Base of tasks whose loss is the cross-entropy over the vocabulary, which an output head can compute itself."""
 
     loss = staticmethod(token_loss)
@@ -286,7 +286,7 @@ def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     return -each.view(labels.shape)
 
 
-class PredictOnly(Task):
+class PredictOnly(BuiltTask):
     """A task without training; messages call its model "an imported" and the name in `imported`."""
 
     imported: str

@@ -18,13 +18,13 @@ from anyformer.data.shards import InMemory
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, DynamicTask, ExampleBatches, TextBatches
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Metrics, Task, bad_row_notes, call, token_loss
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, BuiltTask, Metrics, bad_row_notes, call, token_loss
 
 EVAL_LENGTH = 512  # tokens of a row in evaluation, if batches are padded
 MAX_STREAM_ROWS = 1000  # rows of a stream that are in memory at once
 
 
-class DynamicExampleTask(Task):
+class DynamicExampleTask(BuiltTask):
     """A task that draws its examples from texts."""
 
     spec: DynamicTask

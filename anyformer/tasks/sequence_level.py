@@ -18,12 +18,12 @@ from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, ExampleBatches, Task as TaskSpec
+from anyformer.recipe import Batches, ExampleBatches, Task
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
+    BuiltTask,
     Metrics,
     Progress,
-    Task,
     bad_row_notes,
     call,
     check_lengths,
@@ -61,10 +61,10 @@ class Frame:
         return [0] * first + [self.second] * (len(pair) + len(self.after))
 
 
-class SequenceLevelTask(Task):
+class SequenceLevelTask(BuiltTask):
     """A task with one prediction for each text, or for each pair of texts."""
 
-    def __init__(self, spec: TaskSpec, tokenizer: TextTokenizer):
+    def __init__(self, spec: Task, tokenizer: TextTokenizer):
         self.spec, self.tokenizer, self.pairs = spec, tokenizer, "pair" in spec.columns
         self.apart, self.max_length = getattr(spec, "apart", False), getattr(spec, "max_length", None)
         self.frame = Frame(tokenizer, self.pairs and not self.apart)

@@ -31,7 +31,7 @@ from anyformer.tasks.answer_spans import (
     windows,
     with_probabilities,
 )
-from anyformer.tasks.base import Metrics, Progress, Task, bad_row_notes
+from anyformer.tasks.base import BuiltTask, Metrics, Progress, bad_row_notes
 from anyformer.tasks.sequence_level import Frame, for_shape, read_rows, refuse_decoding_options
 
 
@@ -44,7 +44,7 @@ class TextQuestion(NamedTuple):
     answers: list[tuple[str, int]]
 
 
-class SpanAnswering(Task):
+class SpanAnswering(BuiltTask):
     """Answers to questions, each a span of a text; with `unanswerable`, or the empty answer."""
 
     spec: QuestionAnswering

@@ -23,9 +23,9 @@ from anyformer.recipe import Batches, ExampleBatches, Tag
 from anyformer.tasks import crf
 from anyformer.tasks.base import (
     MAX_INFERENCE_TOKENS,
+    BuiltTask,
     Metrics,
     Progress,
-    Task,
     bad_row_notes,
     call,
     check_lengths,
@@ -42,7 +42,7 @@ IOB = re.compile("O|[BI]-.+")
 SPANS = re.compile("O|[BIES]-.+")  # also schemes that mark the ends of spans
 
 
-class TagTask(Task):
+class TagTask(BuiltTask):
     """Tagging by a softmax for each word, or by a CRF over all words of a sentence."""
 
     spec: Tag

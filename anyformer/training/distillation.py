@@ -17,7 +17,7 @@ from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe, Teacher, TextBatches
 from anyformer.runs.run import Run
-from anyformer.tasks.base import Task, TokenTask
+from anyformer.tasks.base import BuiltTask, TokenTask
 from anyformer.tasks.preferences import Preferring
 from anyformer.training.make_task import TEACHER, load_other, vocabularies
 from anyformer.training.objective import FrozenLoss
@@ -33,7 +33,7 @@ def soft_loss(logits: Tensor, teacher: Tensor, labels: Tensor, temperature: floa
     return temperature**2 * torch.where(labels.flatten() != IGNORE, each, 0).sum()
 
 
-def distillation_loss(spec: Teacher, task: Task | TokenTask, smoothing: float) -> FrozenLoss:
+def distillation_loss(spec: Teacher, task: BuiltTask | TokenTask, smoothing: float) -> FrozenLoss:
     """Return the loss of a student: of its logits, of labels, and of the teacher's logits."""
 
     def loss(logits: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def distillation_loss(spec: Teacher, task: Task | TokenTask, smoothing: float) -
     return loss
 
 
-def load_teacher(spec: Teacher, recipe: Recipe, task: Task, train: Rows, config: ModelConfig) -> Transformer:
+def load_teacher(spec: Teacher, recipe: Recipe, task: BuiltTask, train: Rows, config: ModelConfig) -> Transformer:
     """Return the teacher of a recipe; raise a `ConfigError` that says why it cannot teach the model."""
     folder = spec.run
     run = load_other(folder, TEACHER)
@@ -53,7 +53,7 @@ def load_teacher(spec: Teacher, recipe: Recipe, task: Task, train: Rows, config:
     return run.model
 
 
-def _faults(run: Run, task: Task, config: ModelConfig) -> Iterator[str]:
+def _faults(run: Run, task: BuiltTask, config: ModelConfig) -> Iterator[str]:
     """Yield why a run cannot teach a model: other inputs, another vocabulary, other labels."""
     teacher = run.config
     if teacher.shape != config.shape:
@@ -88,7 +88,7 @@ def _read_by(inputs: Input | None) -> tuple[object, ...]:
     return inputs.vocab, inputs.token_types, inputs.spelled_bytes, inputs.stream
 
 
-def _length_faults(teacher: ModelConfig, recipe: Recipe, task: Task, train: Rows) -> Iterator[str]:
+def _length_faults(teacher: ModelConfig, recipe: Recipe, task: BuiltTask, train: Rows) -> Iterator[str]:
     """Yield which rows are too long for the teacher."""
     batches, limits = recipe.batches, [stack.limit for stack in teacher.stacks.values() if stack.limit is not None]
     if not limits:
@@ -109,7 +109,7 @@ def _length_faults(teacher: ModelConfig, recipe: Recipe, task: Task, train: Rows
 # It is in eval mode, has no gradient, and is not saved: a resumed run loads it again.
 
 
-def frozen_loss(recipe: Recipe, task: Task) -> FrozenLoss | None:
+def frozen_loss(recipe: Recipe, task: BuiltTask) -> FrozenLoss | None:
     """Return the loss that reads the logits of a frozen model; None if a recipe has none."""
     if isinstance(task, Preferring):
         return task.preference_loss
@@ -118,7 +118,7 @@ def frozen_loss(recipe: Recipe, task: Task) -> FrozenLoss | None:
 
 
 def load_frozen(
-    recipe: Recipe, task: Task, train: Rows, config: ModelConfig, device: torch.device
+    recipe: Recipe, task: BuiltTask, train: Rows, config: ModelConfig, device: torch.device
 ) -> Transformer | None:
     """Return the frozen model of a recipe; None if it has none."""
     if recipe.task.compares_with_start:

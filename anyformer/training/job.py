@@ -18,7 +18,7 @@ from anyformer.data.readers import Rows
 from anyformer.nn.aux_outputs import TrackedModule
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from anyformer.training.checkpoint import START, TrainState
 from anyformer.training.compile_cache import CompileCache, find_compile_cache
 from anyformer.training.distillation import frozen_loss
@@ -94,7 +94,7 @@ class Job:
     device: torch.device
     precision: str  # fp32, bf16, fp16, fp8
     compiled: bool  # whether steps are compiled
-    task: Task
+    task: BuiltTask
     model: Transformer
     optimizer: torch.optim.Optimizer
     loader: Loader

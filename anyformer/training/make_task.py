@@ -17,11 +17,11 @@ from anyformer.recipe import (
     DataTokenizer,
     Recipe,
     RunTokenizer,
-    Task as TaskSpec,
+    Task,
     scaled_model,
 )
 from anyformer.runs.run import RECIPE, STATE, Run, load, must_be_file
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from anyformer.tasks.chat import ChatWriter
 from anyformer.training.finetune import config_differences
 
@@ -30,7 +30,7 @@ TEACHER = "train.teacher.run"
 TEXT_COLUMNS = ("text", "pair", "source", "target", "rejected", "words", "messages")  # that a tokenizer reads
 
 
-def make_task(recipe: Recipe, train: Rows, console: Console) -> Task:
+def make_task(recipe: Recipe, train: Rows, console: Console) -> BuiltTask:
     """Return the task with its tokenizers.
 
     With `train.init_from`, the tokenizers are those of the first run if both recipes name the same kind: its weights
@@ -77,13 +77,13 @@ def load_other(folder: str, key: str) -> Run:
         raise ConfigError(Fault(key, f"= '{folder}': {fault}") for fault in error.faults) from None
 
 
-def vocabularies(task: Task) -> list[str]:
+def vocabularies(task: BuiltTask) -> list[str]:
     """Return the tokenizers of a task as JSON, without chat templates: weights do not depend on these."""
     both = (task.tokenizer, task.source_tokenizer)
     return [tokenizer.with_chat(None).to_json() for tokenizer in both if tokenizer is not None]
 
 
-def _new_task(recipe: Recipe, spec: TaskSpec, train: Rows) -> Task:
+def _new_task(recipe: Recipe, spec: Task, train: Rows) -> BuiltTask:
     """Return the task with tokenizers that are trained on the training data or read from a file."""
     reads_media = any(read.stream for read in recipe.model.inputs.values())
 
@@ -110,7 +110,7 @@ def _new_task(recipe: Recipe, spec: TaskSpec, train: Rows) -> Task:
     return spec.build(target, make("source_tokenizer", source, "source"))
 
 
-def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
+def fit_config(recipe: Recipe, task: BuiltTask) -> ModelConfig:
     """Return the recipe's model with what only its data know: vocabularies, special ids, labels, the longest text."""
     model, target, source = recipe.model, task.tokenizer, task.source_tokenizer or task.tokenizer
     faults = []
@@ -133,7 +133,7 @@ def fit_config(recipe: Recipe, task: Task) -> ModelConfig:
             shown = ", ".join([shorten(name, MAX_WORD) for name in names[:MAX_LABELS]])
             shown += f", and {len(names) - MAX_LABELS} more" if len(names) > MAX_LABELS else ""
             faults.append(Fault("model.head.labels", f"= {size}: the task has {len(names)} labels: {shown}"))
-    assert isinstance(task.spec, TaskSpec)
+    assert isinstance(task.spec, Task)
     if why := task.spec.unknown_measure(recipe.train.best):
         faults.append(Fault("train.best", f"= '{recipe.train.best}': {why}"))
     if faults:

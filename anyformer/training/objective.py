@@ -16,7 +16,7 @@ from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import CallOptions, Transformer
 from anyformer.nn.transforms.substitute import substitute
-from anyformer.tasks.base import Task, TokenTask, inputs_of
+from anyformer.tasks.base import BuiltTask, TokenTask, inputs_of
 from anyformer.tasks.rewards import RewardedAnswers
 from anyformer.training.ranks.context import ContextGroup
 
@@ -36,7 +36,7 @@ class Objective(nn.Module):
     def __init__(
         self,
         model: Transformer,
-        task: Task | TokenTask,
+        task: BuiltTask | TokenTask,
         smoothing: float,
         recompute: bool = False,
         reduce: Reduce = identity,

@@ -20,7 +20,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.inspection.count import Table, count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Lengths, Recipe
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from anyformer.training.checkpoint import START
 from anyformer.training.first_rows import ExampleSummary, first_rows
 from anyformer.training.job import Job
@@ -123,7 +123,7 @@ def plan(
         return _measure(job, train)
 
 
-def _lengths(recipe: Recipe, task: Task, rows: Rows) -> Lengths:
+def _lengths(recipe: Recipe, task: BuiltTask, rows: Rows) -> Lengths:
     """Return the lengths in tokens of the examples that a recipe's loader reads."""
     with torch.device("meta"):
         model = Transformer(fit_config(recipe, task))
@@ -176,14 +176,14 @@ def _measure(job: Job, train: Rows) -> TrainingPlan:
     )
 
 
-def _sides(task: Task) -> dict[str, TextTokenizer]:
+def _sides(task: BuiltTask) -> dict[str, TextTokenizer]:
     """Return the tokenizers of a task by side; a single one has an empty name."""
     if task.source_tokenizer is None:
         return {"": task.tokenizer}
     return {"source": task.source_tokenizer, "target": task.tokenizer}
 
 
-def _unknown(task: Task, rows: Rows) -> dict[str, float]:
+def _unknown(task: BuiltTask, rows: Rows) -> dict[str, float]:
     """Return the share of unknown tokens in the first rows, by side, for tokenizers that have such a token."""
     shares = {}
     for side, tokenizer in _sides(task).items():

@@ -28,7 +28,7 @@ from anyformer.runs.run import (
     read_tensors,
     remove_leftovers,
 )
-from anyformer.tasks.base import Task, open_media, readable, rows_have_media
+from anyformer.tasks.base import BuiltTask, open_media, readable, rows_have_media
 from anyformer.training.checkpoint import TrainState, read_state
 from anyformer.training.compiler import compile_options
 from anyformer.training.distillation import load_frozen
@@ -66,7 +66,7 @@ def prepare(
     read_splits = ranks.on_each(lambda: read_rows(recipe))
     data = ranks.on_first(lambda: fingerprints(recipe))
 
-    def get_task() -> Task:
+    def get_task() -> BuiltTask:
         return make_task(recipe, read_splits["train"], console) if checkpoint is None else load_task(checkpoint)
 
     task = ranks.on_first(get_task)
@@ -117,7 +117,7 @@ def _progress(recipe: Recipe, checkpoint: Path, state: TrainState) -> float:
 def build(
     recipe: Recipe,
     out: Path,
-    task: Task,
+    task: BuiltTask,
     train: Rows,
     valid: Rows | None,
     console: Console,
@@ -192,7 +192,7 @@ def read_rows(recipe: Recipe) -> Splits:
     return _each({one.name: partial(read, one.source, data, one.split, recipe.seed, one.key) for one in splits(data)})
 
 
-def fit_rows(recipe: Recipe, task: Task, found: Splits, console: Console) -> tuple[Rows, Rows | None]:
+def fit_rows(recipe: Recipe, task: BuiltTask, found: Splits, console: Console) -> tuple[Rows, Rows | None]:
     """Return the training and validation rows that the model can read; skipped bad rows are printed.
 
     Test rows are checked, too, so that their faults are found before training, and are not returned.

@@ -9,7 +9,7 @@ from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Train
 from anyformer.runs.run import SNAPSHOTS, remove, remove_leftovers, snapshots, write_folder, write_model
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from anyformer.training.checkpoint import TrainState, gather_ema, gather_weights
 from anyformer.training.parallel import Ranks
 
@@ -50,7 +50,7 @@ def drop_snapshots(out: Path, after: int) -> None:
             remove(path)
 
 
-def write_snapshot(out: Path, state: TrainState, model: Transformer, task: Task, ranks: Ranks) -> str:
+def write_snapshot(out: Path, state: TrainState, model: Transformer, task: BuiltTask, ranks: Ranks) -> str:
     """Write the weights as they would be evaluated: their moving average, if there is one. All ranks call it.
 
     Return why it failed, or an empty string: training continues without a snapshot.

@@ -19,7 +19,7 @@ from anyformer.config.outside import record, record_of
 from anyformer.data.readers import Rows, check_bad_rows, read
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.rounding import Bits
-from anyformer.recipe import NamedSplit, Recipe, Task as TaskSpec, splits
+from anyformer.recipe import NamedSplit, Recipe, Task, splits
 from anyformer.recipe.ready import DEFAULT, read_recipe
 from anyformer.runs.processes import check_shared, locked, read_lock, restart_count
 from anyformer.runs.run import (
@@ -40,7 +40,7 @@ from anyformer.runs.run import (
     write_run,
     writing,
 )
-from anyformer.tasks.base import Metrics, Task, media_of, readable
+from anyformer.tasks.base import BuiltTask, Metrics, media_of, readable
 from anyformer.training.checkpoint import checkpoint_path, gather_weights, regular_checkpoints
 from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
@@ -156,7 +156,7 @@ def evaluate(
             [Fault("task.kind", f"= '{recipe.task.kind}': the run was trained for the task '{run.spec.kind}'")]
         )
     spec = recipe.task
-    if isinstance(run.spec, TaskSpec) and run.spec.is_completed:
+    if isinstance(run.spec, Task) and run.spec.is_completed:
         if recipe.task != before.task:
             raise ConfigError([Fault("task", "was fixed in training and cannot be changed")])
         spec = run.spec  # with the labels or the range of the training rows
@@ -199,7 +199,7 @@ def split_sources(recipe: Recipe, split: str, path: Path) -> list[NamedSplit]:
     raise ConfigError([Fault(f"data.{split}", f"is not in {path}; --split can be {', '.join(names)}")])
 
 
-def _measure(task: Task, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:
+def _measure(task: BuiltTask, run: Run, rows: Rows, recipe: Recipe, by: str | None) -> Metrics:
     """Evaluate a run on some rows, and on those of each value of the column "by", if the rows have it."""
     if by is None:
         return task.evaluate(run.model, rows, recipe.batches)

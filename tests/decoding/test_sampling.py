@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.generation.sampling import Choice, bits, greedy, gumbel, mix, row_seeds, sample
+from anyformer.generation.sampling import TokenChoice, bits, greedy, gumbel, mix, row_seeds, sample
 
 words = st.integers(0, 2**32 - 1)
 seeds = st.integers(-(2**63), 2**63 - 1)
@@ -245,7 +245,7 @@ def test_shapes_alone_suffice():
     """On the meta device there is nothing to read."""
     logits, row = torch.zeros(3, 7, device="meta"), torch.zeros(3, dtype=torch.long, device="meta")
     for chosen in (greedy(logits), sample(logits, row, row)):
-        assert isinstance(chosen, Choice)
+        assert isinstance(chosen, TokenChoice)
         assert chosen.ids.shape == chosen.ok.shape == (3,)
         assert chosen.ids.dtype == torch.long
 

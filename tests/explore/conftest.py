@@ -8,14 +8,14 @@ import pytest
 
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.recipe import Characters, LanguageModel
 from tests.explore import made
 from tests.explore.tab import HOSTILE, SHAPES, Opener, Page, growing, serving
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExploreServer]:
     home = tmp_path_factory.mktemp("browser")
     hostile = LanguageModel(), made.decoder(made.stack()), train_tokenizer(Characters(), list(HOSTILE))
     with pytest.MonkeyPatch.context() as patch:
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def page(chromium: Any, server: Server) -> Iterator[Opener]:
+def page(chromium: Any, server: ExploreServer) -> Iterator[Opener]:
     """Open the page as `page(width=400, run="lm", ...)`; at the end check for errors and requests to other hosts."""
     opened = []
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anyformer.attention.layout import make_layout
 from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import values_at
-from anyformer.explore.path_place import Place
+from anyformer.explore.path_place import PathPlace
 from anyformer.explore.trace import last_side
 from anyformer.nn.block import ParallelBlock, Sublayer
 from anyformer.nn.experts import ExpertMixture
@@ -25,7 +25,7 @@ CLOSE = {"rtol": 2e-3, "atol": 2e-3}  # settings in a formula have four digits
 WITHOUT = {"tokens", "mask", "mix"}  # nothing to compute, or no numbers inside
 
 
-def recompute(place: Place, stage: str, found: dict[str, Any]) -> None:
+def recompute(place: PathPlace, stage: str, found: dict[str, Any]) -> None:
     """Compare what the formula of a stage gives with the numbers of its answer."""
     name = stage.partition(".")[2]
     if name in WITHOUT or not found["formula"]:
@@ -53,7 +53,7 @@ def recompute(place: Place, stage: str, found: dict[str, Any]) -> None:
         np.testing.assert_allclose(result[symbol], value, err_msg=f"{stage}: {found['formula']}", **CLOSE)
 
 
-def follow_layers(place: Place, rules: list[str], length: float) -> None:
+def follow_layers(place: PathPlace, rules: list[str], length: float) -> None:
     """Apply the rule of the stream to what all sublayers added, from the embedding on."""
     stack, seen = stacks_of(place.trace.run.model)[place.side], place.trace.activations
     (rule,) = rules
@@ -111,18 +111,18 @@ def norm_symbols(norm: nn.Module, x: Any) -> dict[str, Any]:
 Symbols = tuple[dict[str, Any], dict[str, Any], dict[str, int]]
 
 
-def _norm(place: Place, found: dict[str, Any]) -> Symbols:
+def _norm(place: PathPlace, found: dict[str, Any]) -> Symbols:
     own = place.block
     norm = own.norm_in if isinstance(own, ParallelBlock) else nn.Identity()
     norm = place.mixer.sublayer.norm_in if isinstance(norm, nn.Identity) else norm
     return norm_symbols(norm, found["before"]), {}, {}
 
 
-def _final(place: Place, found: dict[str, Any]) -> Symbols:
+def _final(place: PathPlace, found: dict[str, Any]) -> Symbols:
     return norm_symbols(stacks_of(place.trace.run.model)[place.side].final_norm, found["before"]), {}, {}
 
 
-def _embed(place: Place, found: dict[str, Any]) -> Symbols:
+def _embed(place: PathPlace, found: dict[str, Any]) -> Symbols:
     model, values = place.trace.run.model, dict[str, Any]()
     module = model.source if place.side == "encoder" else model.target
     if isinstance(module, TokenInput):
@@ -139,7 +139,7 @@ def _embed(place: Place, found: dict[str, Any]) -> Symbols:
     return values, {}, {}
 
 
-def _position(place: Place, found: dict[str, Any]) -> Symbols:
+def _position(place: PathPlace, found: dict[str, Any]) -> Symbols:
     model = place.trace.run.model
     module = model.source if place.side == "encoder" else model.target
     assert module is not None
@@ -149,7 +149,7 @@ def _position(place: Place, found: dict[str, Any]) -> Symbols:
     return values, {"N": of_module(module.norm)}, {}
 
 
-def _qkv(place: Place, found: dict[str, Any]) -> Symbols:
+def _qkv(place: PathPlace, found: dict[str, Any]) -> Symbols:
     trace, name = place.trace, place.mixer.name
     layer, width, head = trace.attention(name), len(found["read"]), place.head
     values, functions = {"x": found["read"]}, dict[str, Any](R_t=rotation(place))
@@ -193,7 +193,7 @@ def _qkv(place: Place, found: dict[str, Any]) -> Symbols:
     return values, functions, {}
 
 
-def rotation(place: Place) -> Callable[[Any], Any]:
+def rotation(place: PathPlace) -> Callable[[Any], Any]:
     """Return the rotation to the position of a place."""
     trace, name, at = place.trace, place.mixer.name, place.row
 
@@ -216,7 +216,7 @@ def head_norm(norm: nn.Module, index: int, count: int) -> Callable[[Any], Any]:
     return apply
 
 
-def _latent(place: Place, found: dict[str, Any]) -> Symbols:
+def _latent(place: PathPlace, found: dict[str, Any]) -> Symbols:
     trace, name, head = place.trace, place.mixer.name, place.head
     latent, width = trace.attention(name).latent, len(found["read"])
     assert latent is not None
@@ -242,23 +242,23 @@ def _latent(place: Place, found: dict[str, Any]) -> Symbols:
     return values, functions, {}
 
 
-def _scores(place: Place, found: dict[str, Any]) -> Symbols:
+def _scores(place: PathPlace, found: dict[str, Any]) -> Symbols:
     row = attention_row(place.trace, place.mixer.name, place.head, place.row)
     values = {"q": array(row.q), "k_s": array(row.keys)} | ({"bias_s": found["bias"]} if found["bias"] else {})
     return values, {}, {"s": len(row.keys)}
 
 
-def _softmax(place: Place, found: dict[str, Any]) -> Symbols:
+def _softmax(place: PathPlace, found: dict[str, Any]) -> Symbols:
     scores = [score for score in found["scores"] if score is not None]
     return {"score_s": scores, "n": len(scores)}, {}, {"s": len(scores)}
 
 
-def _values(place: Place, found: dict[str, Any]) -> Symbols:
+def _values(place: PathPlace, found: dict[str, Any]) -> Symbols:
     row = attention_row(place.trace, place.mixer.name, place.head, place.row)
     return {"w_s": array(row.weights), "v_s": array(row.values)}, {}, {"s": len(row.values)}
 
 
-def _out(place: Place, found: dict[str, Any]) -> Symbols:
+def _out(place: PathPlace, found: dict[str, Any]) -> Symbols:
     trace, name = place.trace, place.mixer.name
     layer = trace.attention(name)
     heads = trace.activations[f"{name}.heads"][0, :, place.row]
@@ -270,17 +270,17 @@ def _out(place: Place, found: dict[str, Any]) -> Symbols:
     return values, {"N": of_module(place.mixer.sublayer.norm_branch)}, {"h": layer.heads}
 
 
-def _add(place: Place, found: dict[str, Any], part: str = "mixer") -> Symbols:
+def _add(place: PathPlace, found: dict[str, Any], part: str = "mixer") -> Symbols:
     values = {"x": found["before"] or 0} | {f"y_{i}": y for i, (_, y) in enumerate(found["added"], 1)}
     norm = place.block.norm_sum if isinstance(place.block, ParallelBlock) else _sublayer(place, part).norm_sum
     return values | {"y": found["added"][0][1]}, {"N": of_module(norm)}, {}
 
 
-def _sublayer(place: Place, part: str) -> Any:
+def _sublayer(place: PathPlace, part: str) -> Any:
     return place.mixer.sublayer if part == "mixer" else place.step(".feedforward").sublayer
 
 
-def _feedforward(place: Place, found: dict[str, Any]) -> Symbols:
+def _feedforward(place: PathPlace, found: dict[str, Any]) -> Symbols:
     sublayer = _sublayer(place, "feedforward")
     inner, width, values = sublayer.inner, len(found["read"]), {"x": found["read"]}
     functions, sizes = {"N": of_module(sublayer.norm_branch)}, dict[str, int]()
@@ -306,12 +306,12 @@ def _feedforward(place: Place, found: dict[str, Any]) -> Symbols:
     return values, functions, sizes
 
 
-def _pool(place: Place, found: dict[str, Any]) -> Symbols:
+def _pool(place: PathPlace, found: dict[str, Any]) -> Symbols:
     states = array(place.trace.activations[f"{last_side(place.trace.run)}.final"][0])
     return {"x_t": states, "x_1": states[0], "x_n": states[-1], "n": len(states)}, {}, {"t": len(states)}
 
 
-def _logits(place: Place, found: dict[str, Any]) -> Symbols:
+def _logits(place: PathPlace, found: dict[str, Any]) -> Symbols:
     head, model = place.trace.run.model.head, place.trace.run.model
     values: dict[str, Any] = {"h": found["hidden"]}
     functions: dict[str, Any] = {}
@@ -340,12 +340,12 @@ def _logits(place: Place, found: dict[str, Any]) -> Symbols:
     return values, functions, {"i": len(table)}
 
 
-def _sample(place: Place, found: dict[str, Any]) -> Symbols:
+def _sample(place: PathPlace, found: dict[str, Any]) -> Symbols:
     values = array(values_at(place.trace, found["position"]))
     return {"logit_i": values, "T": 1.0}, {}, {"i": len(values)}
 
 
-SYMBOLS: dict[str, Callable[[Place, dict[str, Any]], Symbols]] = {
+SYMBOLS: dict[str, Callable[[PathPlace, dict[str, Any]], Symbols]] = {
     "embed": _embed,
     "position": _position,
     "norm": _norm,
@@ -364,14 +364,14 @@ SYMBOLS: dict[str, Callable[[Place, dict[str, Any]], Symbols]] = {
 }
 
 
-def _shown_logits(place: Place, found: dict[str, Any]) -> dict[str, Any]:
+def _shown_logits(place: PathPlace, found: dict[str, Any]) -> dict[str, Any]:
     if "result" in found:
         return {"z": found["read"], "y": found["result"]}
     values = array(values_at(place.trace, found["position"]))
     return {"z": found["read"], "logit_i": values} if found["row"] else {"y": found["read"]}
 
 
-SHOWN: dict[str, Callable[[Place, dict[str, Any]], dict[str, Any]]] = {
+SHOWN: dict[str, Callable[[PathPlace, dict[str, Any]], dict[str, Any]]] = {
     "embed": lambda place, found: {"e": found["vector"]},
     "position": lambda place, found: {"x": found["result"]},
     "norm": lambda place, found: {"N": found["result"]},

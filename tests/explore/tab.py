@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from anyformer.explore.open_runs import Workspace
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.runs.run import write_folder, write_model
 from tests.explore import made
 
@@ -107,9 +107,9 @@ Opener = Callable[..., Page]
 
 
 @contextmanager
-def serving(workspace: Workspace) -> Iterator[Server]:
+def serving(workspace: Workspace) -> Iterator[ExploreServer]:
     """Serve runs while the block runs."""
-    with Server(workspace) as one:
+    with ExploreServer(workspace) as one:
         thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield one

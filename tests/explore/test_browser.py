@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.explore.show import show
 from anyformer.generation.logit_processors import History, build, process
 from anyformer.generation.strategy import Sampling
@@ -241,7 +241,7 @@ def test_disabled_heads_change_the_prediction(page: Opener) -> None:
     assert first != last
 
 
-def test_sliders_change_the_distribution_as_decoding_does(page: Opener, server: Server) -> None:
+def test_sliders_change_the_distribution_as_decoding_does(page: Opener, server: ExploreServer) -> None:
     """They agree to the displayed digits."""
     one = page(run="lm", view="next", text="the quick fox")
     request = {"run": "lm", "text": "the quick fox", "at": -1, "kind": "decoder"}
@@ -323,7 +323,7 @@ def test_the_cache_fills_while_the_run_writes(page: Opener) -> None:
     assert bars[0] < bars[-1]
 
 
-def test_a_training_is_watched(page: Opener, server: Server) -> None:
+def test_a_training_is_watched(page: Opener, server: ExploreServer) -> None:
     one = page(run="growing", view="live", most="5")
     assert one.tab.locator(".chart polyline").count() == one.tab.locator("#tab-live .dot").count() == 1
     assert [text.split("\n")[0] for text in one.texts(".probe")] == ["step 5", "step 10"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.made import body
 from tests.explore.tab import SHAPES, Opener
 from tests.explore.test_views import numbers
@@ -21,7 +21,7 @@ def shown(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize("run", SHAPES)
-def test_salience_of_each_token(page: Opener, server: Server, run: str) -> None:
+def test_salience_of_each_token(page: Opener, server: ExploreServer, run: str) -> None:
     """Another output and another method by clicks; the link carries both."""
     one = page(run=run, view="salience", text=TEXT)
     found = server.workspace.answer("salience", body(run, text=TEXT))
@@ -44,7 +44,7 @@ def test_salience_of_each_token(page: Opener, server: Server, run: str) -> None:
     assert two.settled().text("#view") == one.text("#view")
 
 
-def test_switches_have_the_colour_of_a_score(page: Opener, server: Server) -> None:
+def test_switches_have_the_colour_of_a_score(page: Opener, server: ExploreServer) -> None:
     heads = server.workspace.answer("scores", body("pair", text=TEXT))["heads"]
     one = page(run="pair", view="heads", text=TEXT)
     plain = one.tab.get_attribute("[id='switch-0-decoder.1.0']", "style")
@@ -72,7 +72,7 @@ def test_switches_have_the_colour_of_a_score(page: Opener, server: Server) -> No
     assert one.tab.get_attribute("[id='switch-0-decoder.1.0']", "aria-checked") == "false"
 
 
-def patchable(server: Server, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def patchable(server: ExploreServer, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a request with its answer in which two texts lead to different outputs."""
     words = {"lm": ("x", "g", "n", "z"), "pair": ("dog", "1", "2", "3"), "classify": ("dog", "1", "2", "3")}[run]
     for word in words:
@@ -83,7 +83,7 @@ def patchable(server: Server, run: str) -> tuple[dict[str, Any], dict[str, Any]]
     raise AssertionError(run)
 
 
-def test_patching_by_clicks(page: Opener, server: Server) -> None:
+def test_patching_by_clicks(page: Opener, server: ExploreServer) -> None:
     state, found = patchable(server, "lm")
     one = page(**state)
     effects = [[cell["effect"] for cell in row] for row in reversed(found["cells"])]
@@ -112,7 +112,7 @@ def test_patching_explains_what_does_not_fit(page: Opener) -> None:
     assert one.tab.input_value("#text-2") == TEXT[:-1] + "g"
 
 
-def test_the_difference_of_two_matrices(page: Opener, server: Server) -> None:
+def test_the_difference_of_two_matrices(page: Opener, server: ExploreServer) -> None:
     one = page(run="lm", view="compare", both="matrix", text=TEXT, run2="lm", text2=OTHER, layer="1", head="1")
     place = {"kind": "decoder", "layer": 1, "head": 1}
     a, b = (numbers(server.workspace.answer("matrix", body("lm", text=text, **place))) for text in (TEXT, OTHER))
@@ -136,7 +136,7 @@ def test_the_difference_of_two_matrices(page: Opener, server: Server) -> None:
 
 
 @pytest.mark.parametrize("run", ["lm", "classify"])
-def test_heads_off_show_what_was_lost(page: Opener, server: Server, run: str) -> None:
+def test_heads_off_show_what_was_lost(page: Opener, server: ExploreServer, run: str) -> None:
     """Probabilities before and after for the same tokens, and one number for all of them."""
     kind = "encoder" if run == "classify" else "decoder"
     request = body(run, text=TEXT, off=[f"{kind}.0.0", f"{kind}.1.1"])
@@ -165,14 +165,14 @@ def test_two_generated_texts_are_aligned(page: Opener) -> None:
     )
 
 
-def test_heads_says_how_many_lines_are_drawn(page: Opener, server: Server) -> None:
+def test_heads_says_how_many_lines_are_drawn(page: Opener, server: ExploreServer) -> None:
     """A query whose weights are all small has no line; pointing at it shows the strongest key of each head."""
     found = server.workspace.answer("heads", body("pair", kind="encoder", layer=0))
     one = page(run="pair", view="heads", kind="encoder", text=str(body("pair")["text"]))
     assert one.text("#lines-0").startswith(f"{sum(map(len, found['links']))} lines drawn.")
 
 
-def test_colours_are_scaled_to_the_largest_weight(page: Opener, server: Server) -> None:
+def test_colours_are_scaled_to_the_largest_weight(page: Opener, server: ExploreServer) -> None:
     one = page(run="lm", view="matrix", text=TEXT)
     assert one.texts(".legend span")[1] == "1"
     one.click("#fit-0")

@@ -11,7 +11,7 @@ import torch
 
 from anyformer.config import ByteSpelling, TokenLabels, Tokens
 from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.recipe import Encoder, Tag
 from tests.explore import made
 from tests.explore.made import TEXT, body
@@ -79,7 +79,7 @@ def test_the_vector_equals_that_of_predict(workspace: Workspace) -> None:
 
 
 @pytest.fixture
-def encoders(server: Server, tmp_path: Path) -> Iterator[None]:
+def encoders(server: ExploreServer, tmp_path: Path) -> Iterator[None]:
     """Add runs of encoders to the server."""
     with pytest.MonkeyPatch.context() as patch:
         for name, parts in MORE.items():
@@ -105,7 +105,7 @@ def test_a_tagger_shows_each_word_with_its_tag(page: Opener) -> None:
 
 
 @pytest.mark.usefixtures("encoders")
-def test_two_texts_of_an_embedder_are_compared_by_cosine(page: Opener, server: Server) -> None:
+def test_two_texts_of_an_embedder_are_compared_by_cosine(page: Opener, server: ExploreServer) -> None:
     one = page(run="embed", view="compare", both="next", text="the quick fox", run2="embed", text2="the lazy dog")
     requests = [{"run": "embed", "text": text} for text in ("the quick fox", "the lazy dog")]
     a, b = (torch.tensor(server.workspace.answer("answer", request)["vector"]) for request in requests)

@@ -15,7 +15,7 @@ from threading import Event, Thread
 import pytest
 
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.made import body, written
 from tests.test_cli import run
 
@@ -58,7 +58,7 @@ def test_ctrl_c_in_the_middle_of_a_computation(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_it_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Server, "serve_forever", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(ExploreServer, "serve_forever", lambda self: os.kill(os.getpid(), signal.SIGTERM))
     assert run("explore", written("lm", tmp_path), "--port", "0", "--no-browser").exit_code == 0
 
 
@@ -72,7 +72,7 @@ def test_a_signal_that_an_import_swallows_still_ends_it(tmp_path: Path, monkeypa
 
     served, before = Event(), signal.getsignal(signal.SIGINT)
     monkeypatch.setattr("anyformer.explore.open_runs.open_runs", swallowing)
-    monkeypatch.setattr(Server, "serve_forever", lambda self: served.set())
+    monkeypatch.setattr(ExploreServer, "serve_forever", lambda self: served.set())
     assert run("explore", tmp_path / "lm", "--port", "0", "--no-browser").exit_code == 1
     assert not served.is_set()
     assert signal.getsignal(signal.SIGINT) is before
@@ -87,7 +87,7 @@ def test_the_server_waits_for_active_requests(tmp_path: Path, monkeypatch: pytes
         return {}
 
     monkeypatch.setattr("anyformer.explore.open_runs.Workspace.answer", slow)
-    with Server(open_runs([written("lm", tmp_path)])) as server:
+    with ExploreServer(open_runs([written("lm", tmp_path)])) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         with pending_request(server.address):

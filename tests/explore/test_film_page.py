@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.filmed import LAST, STEPS, filmed
 from tests.explore.made import TEXT, written
 from tests.explore.tab import Opener, Page
@@ -22,10 +22,10 @@ NAMES = [*(f"step {step}" for step in STEPS), f"step {LAST} · result"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExploreServer]:
     """In place of the server of all other tests: a run with snapshots, and one without."""
     home = tmp_path_factory.mktemp("film")
-    with Server(open_runs([filmed(home), written("lm", home)])) as one:
+    with ExploreServer(open_runs([filmed(home), written("lm", home)])) as one:
         thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield one
@@ -44,7 +44,7 @@ def slide(one: Page, at: int, pane: int = 0) -> Page:
     return one.settled()
 
 
-def top_tokens(server: Server, step: int | None) -> list[float]:
+def top_tokens(server: ExploreServer, step: int | None) -> list[float]:
     """The probabilities that the view Next token shows, from the model at a step."""
     found = server.workspace.answer("next", {"run": "film", "text": TEXT, "at": -1, "kind": "decoder", "step": step})
     logits = torch.tensor([logit for _, logit in found["logits"]])
@@ -55,7 +55,7 @@ def numbers_shown(one: Page) -> list[float]:
     return [float(text.strip("<% ")) / 100 for text in one.texts(".bar-row:not(:last-child) .number")][:5]
 
 
-def test_the_slider_selects_the_weights_of_a_step(page: Opener, server: Server) -> None:
+def test_the_slider_selects_the_weights_of_a_step(page: Opener, server: ExploreServer) -> None:
     one = page(run="film", view="next", text=TEXT)
     assert step_shown(one) == NAMES[-1]
     for at, step in [(0, 0), (2, 9), (1, 4), (3, None)]:
@@ -77,7 +77,7 @@ def test_every_view_has_the_slider_and_changes_with_it(page: Opener) -> None:
     assert not page(run="lm").tab.is_visible("#film")  # it has no snapshots
 
 
-def test_a_link_keeps_the_step(page: Opener, server: Server) -> None:
+def test_a_link_keeps_the_step(page: Opener, server: ExploreServer) -> None:
     one = slide(page(run="film", view="next", text=TEXT), 1)
     one.until("location.hash.includes('step=4')")
     two = page(run="lm")
@@ -159,7 +159,7 @@ def test_two_steps_are_compared(page: Opener) -> None:
     assert first == second
 
 
-def test_a_newer_snapshot_extends_the_slider(page: Opener, server: Server, tmp_path: Path) -> None:
+def test_a_newer_snapshot_extends_the_slider(page: Opener, server: ExploreServer, tmp_path: Path) -> None:
     folder = filmed(tmp_path, ended=False)
     newer = folder / "snapshots" / f"step-{STEPS[-1]:09}"
     kept = newer.rename(tmp_path / "kept")

@@ -39,7 +39,7 @@ from anyformer.config import (
     Transform,
 )
 from anyformer.explore.open_runs import OpenRun, Workspace
-from anyformer.explore.path_place import Place
+from anyformer.explore.path_place import PathPlace
 from anyformer.explore.requests import StageRequest, TextRequest
 from anyformer.explore.trace import last_side
 from anyformer.nn.inspection.taps import run_with_taps
@@ -160,7 +160,7 @@ def test_each_formula_recomputes_the_numbers_beside_it(workspace: Workspace, nam
         kind = stage.partition(".")[0]
         trace = workspace.trace(TextRequest(**body(name)))
         kind = last_side(trace.run) if kind == "head" else kind
-        recompute(Place(trace, kind, found["position"], StageRequest(**request)), stage, found)
+        recompute(PathPlace(trace, kind, found["position"], StageRequest(**request)), stage, found)
 
 
 @pytest.mark.parametrize("name", [*made.RUNS, *FURTHER])

@@ -11,7 +11,7 @@ import torch
 
 from anyformer.config import Attention
 from anyformer.explore.open_runs import OpenRun, Workspace
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.recipe import LanguageModel
 from tests.explore import made
 from tests.explore.tab import Page
@@ -30,7 +30,7 @@ FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimati
 
 
 @pytest.fixture(scope="module")
-def large() -> Iterator[Server]:
+def large() -> Iterator[ExploreServer]:
     """A server with one run of 12 layers and 12 heads."""
     block = made.BLOCK.model_copy(update={"mixer": Attention(heads=12)})
     spec = LanguageModel(), made.decoder(made.stack(block, depth=12), width=24), made.WORDS
@@ -40,7 +40,7 @@ def large() -> Iterator[Server]:
     with torch.no_grad():
         for weight in run.model.parameters():
             weight.mul_(2)  # so that most queries have strong keys
-    with Server(Workspace({"large": OpenRun("large", run, run.folder)})) as one:
+    with ExploreServer(Workspace({"large": OpenRun("large", run, run.folder)})) as one:
         thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield one
@@ -49,7 +49,7 @@ def large() -> Iterator[Server]:
 
 
 @pytest.fixture
-def tab(chromium: Any, large: Server, request: pytest.FixtureRequest) -> Iterator[Page]:
+def tab(chromium: Any, large: ExploreServer, request: pytest.FixtureRequest) -> Iterator[Page]:
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     one = Page(context.new_page(), large.address)
     one.tab.set_default_timeout(60_000)
@@ -112,7 +112,7 @@ def test_pointing_changes_little(chromium: Any, tab: Page, target: str, step: tu
 
 
 @pytest.mark.parametrize("tab", [HEADS], indirect=True)
-def test_pointing_at_a_key_shows_its_queries(tab: Page, large: Server) -> None:
+def test_pointing_at_a_key_shows_its_queries(tab: Page, large: ExploreServer) -> None:
     """All lines to the key are drawn; queries have weights once they are in sight."""
     request = {"run": "large", "text": TEXT, "target": None, "off": [], "kind": "decoder", "layer": 11}
     links = [link for head in large.workspace.answer("heads", request)["links"] for link in head]

@@ -8,7 +8,7 @@ import pytest
 
 from anyformer.explore.lesson_file import shipped_lessons
 from anyformer.explore.open_runs import BUNDLED, open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.tab import Opener, Page, serving
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
@@ -16,7 +16,7 @@ FOCUS = "document.activeElement.id"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[ExploreServer]:
     with serving(open_runs([BUNDLED])) as one:
         yield one
 
@@ -28,7 +28,7 @@ def clicks(page: Page, *selectors: str) -> None:
         page.click(selector)
 
 
-def p_without(server: Server, *heads: str) -> float:
+def p_without(server: ExploreServer, *heads: str) -> float:
     """Return the probability of 0 after `1 0 2 <sep>`, as the view about ablations computes it."""
     body = {"run": "sort", "text": "1 0 2", "target": "0 1 2", "off": list(heads), "at": 3}
     rows: list[list[Any]] = server.workspace.answer("ablated", body)["rows"]
@@ -44,7 +44,7 @@ def bars(page: Page) -> dict[str, float]:
     return found
 
 
-def test_a_wrong_and_a_right_answer(page: Opener, server: Server) -> None:
+def test_a_wrong_and_a_right_answer(page: Opener, server: ExploreServer) -> None:
     one = page()
     clicks(one, "#lessons", "#lesson-2-heads", "#lesson-next")
     one.tab.wait_for_selector("#candidate-5")

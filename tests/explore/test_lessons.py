@@ -10,7 +10,7 @@ import torch
 from anyformer.config import Attention, LayerNorm, Learned, MaskedLM, ModelConfig, Parallel, Rotary, Tokens, Window
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.recipe import AnyTask, LanguageModel, MaskedLanguageModel
 from tests.explore import made
 from tests.explore.made import body
@@ -56,7 +56,7 @@ def test_the_strongest_key_is_known_without_a_link() -> None:
 
 
 @pytest.fixture(scope="module")
-def drawn(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def drawn(server: ExploreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Add runs to the server whose blocks differ: post-norm, parallel, windows, norm and types of the embeddings."""
     post = made.BLOCK.model_copy(update={"placement": "post"})
     both = made.BLOCK.model_copy(update={"order": Parallel()})

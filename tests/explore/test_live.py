@@ -8,7 +8,7 @@ import pytest
 
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.runs.processes import locked
 from anyformer.runs.run import remove
 from anyformer.training.loop import fit
@@ -68,7 +68,7 @@ def test_open_runs_waits_for_a_training_that_has_just_started(tmp_path: Path) ->
     assert len(waited) == 2
 
 
-def test_the_page_offers_a_newer_step(page: Opener, server: Server) -> None:
+def test_the_page_offers_a_newer_step(page: Opener, server: ExploreServer) -> None:
     one = page(run="growing", view="next", text="the quick fox")
     assert "step 10" in one.text("#about")
     before, folder = one.text("#view"), server.workspace.opened("growing").folder
@@ -88,7 +88,9 @@ def test_the_page_offers_a_newer_step(page: Opener, server: Server) -> None:
         server.workspace.runs["growing"] = open_runs([folder]).runs["growing"]
 
 
-def test_the_time_lapse_shows_steps_from_the_first_to_the_last(page: Opener, server: Server, tmp_path: Path) -> None:
+def test_the_time_lapse_shows_steps_from_the_first_to_the_last(
+    page: Opener, server: ExploreServer, tmp_path: Path
+) -> None:
     folder = growing(tmp_path)
     for step in range(20, 20 * 30, 20):
         shutil.copytree(folder / "state" / "step-000000005", folder / "snapshots" / f"step-{step:09}")

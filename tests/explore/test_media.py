@@ -28,7 +28,7 @@ from anyformer.config import (
     io,
 )
 from anyformer.explore.open_runs import Workspace, open_runs
-from anyformer.explore.path_place import Place
+from anyformer.explore.path_place import PathPlace
 from anyformer.explore.requests import StageRequest, TextRequest
 from anyformer.explore.show import show
 from anyformer.explore.trace import last_side
@@ -135,7 +135,7 @@ def test_every_view_answers(workspace: Workspace, run: str) -> None:
         where = {**body, "stage": stage, "layer": layer, "at": -1, "key": 1}
         kind, shown = stage.partition(".")[0], workspace.answer("stage", where)
         kind = last_side(workspace.runs[run].run) if kind == "head" else kind
-        place = Place(workspace.trace(TextRequest(**body)), kind, shown["position"] or 0, StageRequest(**where))
+        place = PathPlace(workspace.trace(TextRequest(**body)), kind, shown["position"] or 0, StageRequest(**where))
         recompute(place, stage, shown)
     if about["tokens"]:
         assert workspace.answer("next", body)["lens"]
@@ -266,7 +266,7 @@ def test_a_model_of_patches_reads_a_picture(home: Path) -> None:
         for stage, layer in every_stage(opened.answer("path", body)):
             request = {**body, "stage": stage, "layer": layer, "at": at}
             shown, side = opened.answer("stage", request), stage.partition(".")[0].replace("head", "encoder")
-            recompute(Place(trace, side, at, StageRequest(**request)), stage, shown)
+            recompute(PathPlace(trace, side, at, StageRequest(**request)), stage, shown)
             assert (shown.get("patch") is not None) == (stage == "encoder.embed" and at == 7)
     assert opened.answer("stage", {**body, "stage": "encoder.tokens"})["patches"]
     for view in ("model", "block"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from anyformer.explore.open_runs import BUNDLED, open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.tab import Opener, Page, serving
 
 CUT = """[...document.querySelectorAll('.rows')].map((e) =>
@@ -14,7 +14,7 @@ CUT = """[...document.querySelectorAll('.rows')].map((e) =>
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[ExploreServer]:
     with serving(open_runs([BUNDLED])) as one:
         yield one
 

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.made import body
 from tests.explore.tab import SHAPES, Opener, Page
 
@@ -83,7 +83,7 @@ def test_play_and_pause(page: Opener) -> None:
 
 
 @pytest.mark.parametrize("run", SHAPES)
-def test_numbers_on_the_page_are_the_models(page: Opener, server: Server, run: str) -> None:
+def test_numbers_on_the_page_are_the_models(page: Opener, server: ExploreServer, run: str) -> None:
     kind = "encoder" if run == "classify" else "decoder"
     one = page(run=run, stage=f"{kind}.softmax", layer="1", head="1", text="the quick fox")
     request = body(run, text="the quick fox", stage=f"{kind}.softmax", layer=1, head=1)
@@ -100,7 +100,7 @@ def test_numbers_on_the_page_are_the_models(page: Opener, server: Server, run: s
 
 
 @pytest.mark.parametrize("run", SHAPES)
-def test_a_number_is_followed_back_and_its_head_switched_off(page: Opener, server: Server, run: str) -> None:
+def test_a_number_is_followed_back_and_its_head_switched_off(page: Opener, server: ExploreServer, run: str) -> None:
     """By clicks: output, (position,) head, token, dimensions, switch. Every sum is shown with its difference."""
     one = page(run=run, stage="head.sample", text="the quick fox")
     one.click(".stage .link >> nth=1")

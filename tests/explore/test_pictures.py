@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.explore.show import show
 from anyformer.runs.run import load
 from tests.explore import made
@@ -18,7 +18,7 @@ HEAT = "[...document.querySelectorAll('{}')].map(e => Number(e.style.getProperty
 
 
 @pytest.fixture
-def folder(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(server: ExploreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Add runs that read images and sounds to the server, in a working directory with a picture and a sound."""
     monkeypatch.chdir(tmp_path)
     write_media(tmp_path)
@@ -31,14 +31,14 @@ def folder(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         del server.workspace.runs[name]
 
 
-def weights(server: Server, run: str, kind: str, head: int, query: int) -> np.ndarray:
+def weights(server: ExploreServer, run: str, kind: str, head: int, query: int) -> np.ndarray:
     where = {"run": run, "text": TEXT, "kind": kind, "layer": 0, "head": head, "query": query, "key": 0}
     return np.array(server.workspace.answer("neuron", where)["row"])
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("view", ["heads", "matrix", "neuron"])
-def test_the_heat_is_that_of_the_query_and_the_head(page: Opener, server: Server, view: str) -> None:
+def test_the_heat_is_that_of_the_query_and_the_head(page: Opener, server: ExploreServer, view: str) -> None:
     """For a token, and for a patch or a moment that is clicked; a picture and a sound have one scale."""
     one = page(run="label", text=TEXT, view=view, query="13", layer="0", head="1")
     for query, click in ((13, None), (3, "#place-0-encoder-3"), (16, "#place-0-encoder-16")):
@@ -61,7 +61,7 @@ def test_pixels_are_drawn_as_they_are(page: Opener) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_cross_attention_is_shown_first_and_a_patch_is_its_key(page: Opener, server: Server) -> None:
+def test_cross_attention_is_shown_first_and_a_patch_is_its_key(page: Opener, server: ExploreServer) -> None:
     one = page(run="question", text=TEXT, view="heads", query="1", layer="0")
     assert one.tab.input_value("#kind-0") == "cross"
     row = weights(server, "question", "cross", 0, 1)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.made import body
 from tests.explore.tab import Opener
 
@@ -15,7 +15,7 @@ def percents(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("run", "scheme"), [("pair", "light"), ("lm", "dark"), ("classify", "dark")])
-def test_the_lens_grid_lists_a_cell(page: Opener, server: Server, run: str, scheme: str) -> None:
+def test_the_lens_grid_lists_a_cell(page: Opener, server: ExploreServer, run: str, scheme: str) -> None:
     one = page(run=run, view="lens", text="the quick fox", scheme=scheme)
     found = server.workspace.answer("lens", body(run, text="the quick fox"))
     rows = [list(percents(text)) for text in one.texts(".cells tbody tr")]
@@ -43,7 +43,7 @@ def test_the_lens_leads_to_the_next_token(page: Opener) -> None:
 
 
 @pytest.mark.parametrize("run", ["pair", "lm"])
-def test_tokens_are_coloured_by_their_log_probability(page: Opener, server: Server, run: str) -> None:
+def test_tokens_are_coloured_by_their_log_probability(page: Opener, server: ExploreServer, run: str) -> None:
     request = body(run, text="the quick fox", target="the dog")
     found = server.workspace.answer("surprise", request)
     one = page(run=run, view="surprise", text="the quick fox", target="the dog")

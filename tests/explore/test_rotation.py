@@ -7,7 +7,7 @@ import pytest
 
 from anyformer.config import Attention, ConfigError, Latent, LinearScaling, NoPosition, Position, Rotary, YarnScaling
 from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from anyformer.nn.inspection.position_curves import position_curves
 from anyformer.nn.model import Transformer
 from anyformer.recipe import LanguageModel
@@ -81,7 +81,7 @@ def test_other_positions_have_no_rotation() -> None:
 
 
 @pytest.fixture
-def window(server: Server, tmp_path: Path) -> Iterator[str]:
+def window(server: ExploreServer, tmp_path: Path) -> Iterator[str]:
     """Add a run with rotary positions to the server."""
     server.workspace.runs.update(open_runs([made.written("window", tmp_path)]).runs)
     yield "window"
@@ -90,7 +90,7 @@ def window(server: Server, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(("locale", "scheme", "width"), [("en-US", "light", 1280), ("ko-KR", "dark", 400)])
 def test_rotation_is_drawn_in_neurons_and_in_place_of_a_bias(
-    page: Opener, server: Server, window: str, locale: str, scheme: str, width: int
+    page: Opener, server: ExploreServer, window: str, locale: str, scheme: str, width: int
 ) -> None:
     state = {"run": window, "text": TEXT, "layer": "1", "head": "2", "query": "9", "key": "7"}
     one = page(view="neuron", locale=locale, scheme=scheme, width=width, **state)

@@ -15,7 +15,7 @@ import pytest
 
 from anyformer.explore import page_bundle as page_bundle
 from anyformer.explore.open_runs import open_runs
-from anyformer.explore.server import Server
+from anyformer.explore.server import ExploreServer
 from tests.explore.made import TEXT, body, written
 from tests.test_cli import refused, run
 from tests.training import small
@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with Server(open_runs([folder / name for name in NAMES])) as one:
+def server(folder: Path) -> Iterator[ExploreServer]:
+    with ExploreServer(open_runs([folder / name for name in NAMES])) as one:
         thread = Thread(target=one.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield one
@@ -42,7 +42,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def send(
-    server: Server, path: str, request: Any = None, *, raw: bytes | None = None, **headers: str
+    server: ExploreServer, path: str, request: Any = None, *, raw: bytes | None = None, **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
     """Return status, answer and headers of a request; a POST if it has a body."""
     data = raw if request is None else json.dumps(request).encode()
@@ -53,7 +53,7 @@ def send(
     return response.status, json.loads(text) if "/json" in result["Content-Type"] else text, result
 
 
-def test_the_content_policy_of_the_page(server: Server) -> None:
+def test_the_content_policy_of_the_page(server: ExploreServer) -> None:
     """Only its own style and script, by a nonce used once; no other sources, no inline handlers."""
     status, page, headers = send(server, "/")
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
@@ -69,7 +69,7 @@ def test_the_content_policy_of_the_page(server: Server) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_the_files_are_one_document(server: Server) -> None:
+def test_the_files_are_one_document(server: ExploreServer) -> None:
     files = page_bundle.sources()
     page = page_bundle.page("x")
     assert list(files)[-1] == "main.js"
@@ -77,7 +77,7 @@ def test_the_files_are_one_document(server: Server) -> None:
     assert not any(re.search(r"</(script|style)", text) for name, text in files.items() if name != "index.html")
 
 
-def test_the_standalone_document(server: Server) -> None:
+def test_the_standalone_document(server: ExploreServer) -> None:
     """Its policy is in the document and forbids connections; answers cannot close the script that holds them."""
     status, page, headers = send(server, "/alone")
     assert status == 200
@@ -92,7 +92,7 @@ def test_the_standalone_document(server: Server) -> None:
     assert json.loads(saved)["answers"]["x"].startswith("</script>")
 
 
-def test_the_runs(server: Server) -> None:
+def test_the_runs(server: ExploreServer) -> None:
     result = {one["name"]: one for one in send(server, "/api/runs")[1]}
     assert list(result) == list(NAMES)
     assert [result[name]["shape"] for name in NAMES] == ["encoder-decoder", "decoder", "encoder"]
@@ -102,7 +102,7 @@ def test_the_runs(server: Server) -> None:
     assert all(one["example"] and not one["live"] for one in result.values())
 
 
-def test_a_view_and_a_stream(server: Server) -> None:
+def test_a_view_and_a_stream(server: ExploreServer) -> None:
     status, result, _ = send(server, "/api/heads", body("pair", kind="cross", layer=0))
     assert (status, len(result["links"])) == (200, 4)
     status, lines, headers = send(server, "/api/write", body("pair", max_new_tokens=4))
@@ -123,7 +123,7 @@ def test_a_view_and_a_stream(server: Server) -> None:
         {"Origin": "https://127.0.0.1"},
     ],
 )
-def test_requests_from_other_hosts_and_sites_are_refused(server: Server, headers: dict[str, str]) -> None:
+def test_requests_from_other_hosts_and_sites_are_refused(server: ExploreServer, headers: dict[str, str]) -> None:
     """By another host name, or from a page of another site."""
     for path, request in (("/", None), ("/api/runs", None), ("/api/read", body("pair"))):
         status, result, _ = send(server, path, request, **headers)
@@ -131,12 +131,12 @@ def test_requests_from_other_hosts_and_sites_are_refused(server: Server, headers
         assert list(result) == ["error"]
 
 
-def test_its_own_page_is_answered(server: Server) -> None:
+def test_its_own_page_is_answered(server: ExploreServer) -> None:
     for host in (f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"):
         assert send(server, "/api/read", body("pair"), Host=host, Origin=f"http://{host}")[0] == 200
 
 
-def test_wrong_requests(server: Server) -> None:
+def test_wrong_requests(server: ExploreServer) -> None:
     def line(path: str, request: Any = None, **more: Any) -> tuple[int, str]:
         status, result, _ = send(server, path, request, **more)
         return status, result["error"]
@@ -157,14 +157,14 @@ def test_wrong_requests(server: Server) -> None:
     assert line("/api/write", raw=b"x" * (2**20 + 1)) == (413, "the limit is 1,048,576 bytes")
 
 
-def test_text_that_no_file_could_hold(server: Server) -> None:
+def test_text_that_no_file_could_hold(server: ExploreServer) -> None:
     """JSON may hold a lone surrogate."""
     status, result, _ = send(server, "/api/read", raw=json.dumps(body("lm", text="a\ud800b")).encode())
     assert status == 400
     assert result["error"].startswith("the text holds half a character")
 
 
-def test_a_port_in_use(folder: Path, server: Server) -> None:
+def test_a_port_in_use(folder: Path, server: ExploreServer) -> None:
     assert refused("explore", folder / "lm", "--port", str(server.server_port), "--no-browser") == [
         f"--port = {server.server_port}: Address already in use; choose another one"
     ]
@@ -204,7 +204,7 @@ def test_the_verb_prints_the_address(folder: Path, monkeypatch: pytest.MonkeyPat
     """It ends by an interrupt, and opens the browser unless `--no-browser` is given."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr(Server, "serve_forever", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(ExploreServer, "serve_forever", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     result = run("explore", folder / "lm", folder / "lm", "--port", "0")
     assert result.exit_code == 0
     (address,) = re.findall(r"^http://127\.0\.0\.1:\d+/", result.stdout)
@@ -237,7 +237,7 @@ def test_a_run_that_is_trained(tmp_path: Path) -> None:
     assert again.answer("live", {"run": "run"})["count"] == result["count"]
 
 
-def test_it_is_on_this_machine_alone(server: Server) -> None:
+def test_it_is_on_this_machine_alone(server: ExploreServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     with socket.socket() as other:
         other.settimeout(1)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from anyformer.kernels import matmul as products
 from anyformer.kernels.int4 import fits_int4_kernel, int4_linear, interleave
-from anyformer.kernels.matmul import RowFusion, Shape, fits_row_kernel, int8_linear, linear, one_row_linear
+from anyformer.kernels.matmul import RowFusion, TileShape, fits_row_kernel, int8_linear, linear, one_row_linear
 from anyformer.nn.transforms.rounding import RoundedFormat, pack_nibbles, round_off
 from tests.row_fusion import apart
 
@@ -130,8 +130,10 @@ def fusion_of(seed: int, n: int, k: int, dtype: torch.dtype) -> RowFusion:
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("n", "k"), [(64, 512), (37, 768), (9, 2048)])
-@pytest.mark.parametrize("shape", [Shape(4, 512, 2, flat=True, ahead=4), Shape(2, 1024, 2), Shape(8, 256, 1, ahead=2)])
-def test_steps_around_a_row(seed: int, n: int, k: int, shape: Shape, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "shape", [TileShape(4, 512, 2, flat=True, ahead=4), TileShape(2, 1024, 2), TileShape(8, 256, 1, ahead=2)]
+)
+def test_steps_around_a_row(seed: int, n: int, k: int, shape: TileShape, monkeypatch: pytest.MonkeyPatch):
     """Norm, gate and residual sum in the kernels; rounded once, at the end."""
     monkeypatch.setattr(products, "shape_of", lambda weight: shape)
     dtype = torch.bfloat16 if seed % 3 else torch.float16

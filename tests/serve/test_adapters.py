@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import anyformer as af
 from anyformer.config import LoRA
-from anyformer.generation.engine.interface import Completion, Limits, Token, UnknownModel
+from anyformer.generation.engine.interface import Limits, Token, UnknownModel, WholeAnswer
 from anyformer.generation.request import Request
 from anyformer.generation.score import score
 from tests import loop
@@ -70,7 +70,7 @@ def test_pages_are_reused_by_the_same_weights_only(drawn: list[tuple[str | None,
     models = {None: body, "a": adapted(body, 3), "b": adapted(body, 4)}
     requests = [ask((first, *range(1, 9), last), 3, top=0, adapter=name) for name, first, last in drawn]
 
-    async def answers() -> list[Completion]:
+    async def answers() -> list[WholeAnswer]:
         adapters = {name: copy.deepcopy(model) for name, model in models.items() if name}
         async with af.Engine({"model": body}, Limits(page_size=size), {"model": adapters}) as engine:
             return [await engine.complete(one) for one in requests]

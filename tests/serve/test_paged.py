@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from hypothesis import given, strategies as st
 
-from anyformer.attention.cache.paged import PagedCache, Source
+from anyformer.attention.cache.paged import PagedCache, SourcePages
 from anyformer.config import ModelConfig
 from anyformer.generation.engine.pool import is_paged, new_pool
 from anyformer.generation.step import step
@@ -43,7 +43,7 @@ def test_pages_equal_a_static_cache(
         counts = torch.tensor(data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows)))
         segments = torch.where(torch.arange(5) < counts[:, None], 0, -1)
         seen = {"encoder_out": model.encode(tokens(seed + 9, rows, 5), segments=segments), "source": segments}
-        source = Source(tables(rows, 5, seed + 1, 20), counts)
+        source = SourcePages(tables(rows, 5, seed + 1, 20), counts)
     # each row alone with a static cache
     expected = []
     for row, length in enumerate(lengths):

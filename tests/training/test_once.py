@@ -24,7 +24,7 @@ from anyformer.recipe import (
     SpanCorruption,
     Words,
 )
-from anyformer.tasks.base import Task
+from anyformer.tasks.base import BuiltTask
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, read_rows
 from tests.training.small import (
@@ -83,7 +83,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def fitted(recipe: Recipe) -> tuple[Task, Rows]:
+def fitted(recipe: Recipe) -> tuple[BuiltTask, Rows]:
     rows = read_rows(recipe)["train"]
     task = make_task(recipe, rows, quiet())
     return task, fit_rows(recipe, task, {"train": rows}, quiet())[0]

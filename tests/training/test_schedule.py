@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from anyformer.recipe import MAX_CYCLES, WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from anyformer.recipe import MAX_CYCLES, WSD, Constant, Cosine, InverseSqrt, LinearDecay, Schedule
 
 floors = st.floats(0, 1)
 
@@ -48,7 +48,7 @@ def test_nothing_jumps(drawn: tuple[Schedule, int], stretch: int) -> None:
 @given(st.integers(0, 50), st.integers(51, 200), floors)
 def test_ends(warmup: int, steps: int, floor: float) -> None:
     assert Constant(warmup=warmup).at(steps, steps) == 1
-    assert Linear(warmup=warmup, floor=floor).at(steps, steps) == pytest.approx(floor)
+    assert LinearDecay(warmup=warmup, floor=floor).at(steps, steps) == pytest.approx(floor)
     assert Cosine(warmup=warmup, floor=floor).at(steps, steps) == pytest.approx(floor)
     assert WSD(warmup=warmup, floor=floor).at(steps, steps) == pytest.approx(floor)
 
@@ -63,7 +63,7 @@ def test_the_schedule_of_2017(d: int, warmup: int, step: int) -> None:
 @given(st.integers(1, 40), st.integers(41, 200))
 def test_line_and_cosine_are_halfway_at_half_the_way(warmup: int, half: int) -> None:
     steps = warmup + 2 * half
-    for schedule in (Linear(warmup=warmup, floor=0.2), Cosine(warmup=warmup, floor=0.2)):
+    for schedule in (LinearDecay(warmup=warmup, floor=0.2), Cosine(warmup=warmup, floor=0.2)):
         assert schedule.at(warmup + half, steps) == pytest.approx(0.6)
     quarter = Cosine(warmup=0, floor=0.0).at(half, 4 * half)
     assert quarter == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))

@@ -98,7 +98,7 @@ def _tensors(layers: Sequence[LayerCache | None]) -> list[Tensor]:
     return [x for layer in layers if layer is not None for x in layer.own()]
 
 
-class Source(NamedTuple):
+class SourcePages(NamedTuple):
     """Pages of the rows' sources, and how many tokens each source has."""
 
     table: Tensor  # int [b, pages]
@@ -151,7 +151,7 @@ class PagedCache:
         pool: Pool,
         table: Tensor,
         lengths: Tensor,
-        source: Source | None = None,
+        source: SourcePages | None = None,
         new_source: int | None = None,
         fresh: bool = False,
     ):

@@ -102,16 +102,16 @@ def parse_anchored(pattern: str) -> list[tuple[bool, Node, bool]]:
     return _parsed(pattern, lambda reader: reader.anchored())
 
 
-def _parsed(pattern: str, read: "Callable[[_Reader], T]") -> T:
+def _parsed(pattern: str, read: "Callable[[_PatternReader], T]") -> T:
     try:
         pattern.encode()
-        return read(_Reader(pattern))
+        return read(_PatternReader(pattern))
     except UnicodeEncodeError:
         what = "holds half a character (a lone surrogate)"
     raise ConfigError([Fault("", f"the pattern {_short(pattern)}: {what}")])
 
 
-class _Reader:
+class _PatternReader:
     """Recursive descent: alternatives of sequences of repeated atoms."""
 
     def __init__(self, pattern: str):

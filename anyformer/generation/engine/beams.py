@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.beam_search import Hypotheses, Rules, Search, best_hypotheses, choose_top
-from anyformer.generation.engine.interface import Hypothesis
+from anyformer.generation.engine.interface import BeamHypothesis
 from anyformer.generation.logit_processors import History
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
@@ -51,15 +51,15 @@ class Beams:
         parents: list[int] = self.search.rows.tolist()
         return parents
 
-    def found(self) -> list[Hypothesis] | None:
+    def found(self) -> list[BeamHypothesis] | None:
         """Return the hypotheses, best first; None if logits were not finite."""
         if bool(self.search.failed.any()):
             return None
         return hypotheses(best_hypotheses(self.search, self.prompt, self.search.strategy.beams, 0))
 
 
-def hypotheses(found: Hypotheses) -> list[Hypothesis]:
+def hypotheses(found: Hypotheses) -> list[BeamHypothesis]:
     """Return the n-best list of a single prompt."""
     begin = found.ids.shape[2] - int(found.lengths.max())
     rows = zip(*(x[0].tolist() for x in found), strict=True)
-    return [Hypothesis(tuple(ids[begin : begin + n]), score) for ids, score, n in rows if n]
+    return [BeamHypothesis(tuple(ids[begin : begin + n]), score) for ids, score, n in rows if n]

@@ -35,7 +35,7 @@ class Readback:
 
 
 @dataclass(frozen=True)
-class Step:
+class UnreadStep:
     """A step whose tokens the host has not read."""
 
     sequences: list[Sequence]
@@ -68,7 +68,7 @@ class DecodeBatch:
         """Drop all requests; their tokens must have been stored."""
         self.sequences: list[Sequence] = []
         self.rows = StepRows([])
-        self.unread: Step | None = None
+        self.unread: UnreadStep | None = None
         self.greedy = False  # all choose the most probable token
         self.streams = False  # some deliver tokens before their end
         self._left = np.zeros(0, np.int64)  # tokens of the budgets that are not chosen
@@ -123,15 +123,15 @@ class DecodeBatch:
             self.rows.set_page(i, read // pages.size, sequence.tables[0][read // pages.size])
         return True
 
-    def advance(self, both: Tensor) -> Step:
+    def advance(self, both: Tensor) -> UnreadStep:
         """Return the step that chose tokens, int [2, ≥ n]; the next one reads them from the device."""
         rows = self.rows
         rows.ids = np.arange(-1, -len(self) - 1, -1)
         rows.reads = rows.reads + 1
         self._left, self._chosen = self._left - 1, self._chosen + 1
-        return Step(self.sequences, Readback(both), self._left, self._live, self._stops)
+        return UnreadStep(self.sequences, Readback(both), self._left, self._live, self._stops)
 
-    def keep_tokens(self, step: Step, ids: np.ndarray) -> None:
+    def keep_tokens(self, step: UnreadStep, ids: np.ndarray) -> None:
         """Keep the tokens of a step until they are stored."""
         if not self._read or self._read[-1][0] is not step.sequences:
             self._read.append((step.sequences, []))

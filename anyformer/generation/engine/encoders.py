@@ -31,7 +31,7 @@ class TextJob:
         self.read = self.done = 0  # texts that are in a batch, and that have a result
 
 
-class Scoring(NamedTuple):
+class ScoreJob(NamedTuple):
     """Texts whose log-probabilities are computed at once."""
 
     compute: Callable[[], list[Any]]
@@ -46,7 +46,7 @@ class EncodeServer:
         vocab = run.config.vocab if run.config.head.output == "masked_lm" else 0
         self.tokens = min(tokens, max(1, MAX_LOGITS // vocab)) if vocab else tokens
         self._jobs: deque[TextJob] = deque()
-        self._scoring: deque[Scoring] = deque()
+        self._scoring: deque[ScoreJob] = deque()
 
     @property
     def busy(self) -> bool:
@@ -57,8 +57,8 @@ class EncodeServer:
         """Requests in the queue."""
         return len(self._jobs) + len(self._scoring)
 
-    def add(self, job: TextJob | Scoring) -> None:
-        if isinstance(job, Scoring):
+    def add(self, job: TextJob | ScoreJob) -> None:
+        if isinstance(job, ScoreJob):
             self._scoring.append(job)
         else:
             self._jobs.append(job)
@@ -83,7 +83,7 @@ class EncodeServer:
         if batch:
             self._read(batch)
 
-    def _score(self, job: Scoring) -> None:
+    def _score(self, job: ScoreJob) -> None:
         if job.future.cancelled():
             return
         try:

@@ -10,21 +10,21 @@ from typing import Any, Self, cast
 
 from anyformer.generation.engine.adapters import share_body
 from anyformer.generation.engine.admission import check_served, limits_of, longest_text
-from anyformer.generation.engine.encoders import EncodeServer, Scoring, TextJob
+from anyformer.generation.engine.encoders import EncodeServer, ScoreJob, TextJob
 from anyformer.generation.engine.interface import (
+    BeamHypothesis,
     Closing,
-    Completion,
     EncodeKind,
     Event,
     Failed,
     Finished,
-    Hypothesis,
     Limits,
     Model,
     QueueFull,
     Token,
     UnknownModel,
     Unsupported,
+    WholeAnswer,
 )
 from anyformer.generation.engine.outbox import Outbox, Server
 from anyformer.generation.engine.paged_server import PagedServer
@@ -128,7 +128,7 @@ class Engine:
         """
         return Answer(self._enqueue(_sampled(request), model))
 
-    async def complete(self, request: Request, model: str | None = None) -> Completion:
+    async def complete(self, request: Request, model: str | None = None) -> WholeAnswer:
         """Return an answer at its end: faster than token by token."""
         sequence = self._enqueue(_sampled(request), model, streams=False)
         try:
@@ -140,9 +140,9 @@ class Engine:
         assert isinstance(end, Finished)
         tokens = [item for item in items if isinstance(item, Token)]
         ids = [id for item in items for id in (item if isinstance(item, TokenIds) else (cast(Token, item).id,))]
-        return Completion(ids, end, tokens if request.top is not None else [])
+        return WholeAnswer(ids, end, tokens if request.top is not None else [])
 
-    async def search(self, request: Request, n_best: int = 1, model: str | None = None) -> list[Hypothesis]:
+    async def search(self, request: Request, n_best: int = 1, model: str | None = None) -> list[BeamHypothesis]:
         """Return the `n_best` hypotheses of a beam search, best first."""
         if not isinstance(request.strategy, Beam):
             raise Unsupported("hypotheses are those of beam search: give beams")
@@ -160,15 +160,15 @@ class Engine:
         if isinstance(item, Finished):
             raise Failed(item.message or "the search was cancelled")
         assert isinstance(item, list)
-        return cast(list[Hypothesis], item[:n_best])
+        return cast(list[BeamHypothesis], item[:n_best])
 
-    async def _greedy(self, request: Request, penalty: float, model: str | None) -> Hypothesis:
+    async def _greedy(self, request: Request, penalty: float, model: str | None) -> BeamHypothesis:
         """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
         ids, end, tokens = await self.complete(replace(request, strategy=Sampling(), top=0), model)
         if end.reason in ("error", "cancelled"):
             raise Failed(end.message or "the search was cancelled")
         total = sum(token.logprob or 0.0 for token in tokens)
-        return Hypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
+        return BeamHypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
 
     async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
         """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
@@ -188,7 +188,7 @@ class Engine:
         if server.waiting >= self.limits.queue:
             raise QueueFull(f"{server.waiting} requests wait already: try again later")
         if kind == "score":
-            job: TextJob | Scoring = Scoring(lambda: server.run.score(texts, **options), future)
+            job: TextJob | ScoreJob = ScoreJob(lambda: server.run.score(texts, **options), future)
         else:
             examples, items = await asyncio.to_thread(server.prepare, kind, texts, **options)
             job, tokens = TextJob(examples, items, future), sum(example.length for example in examples)

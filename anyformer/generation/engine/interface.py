@@ -56,7 +56,7 @@ class Finished(NamedTuple):
 Event = Token | Finished
 
 
-class Completion(NamedTuple):
+class WholeAnswer(NamedTuple):
     """An answer at its end."""
 
     ids: list[int]
@@ -64,7 +64,7 @@ class Completion(NamedTuple):
     tokens: list[Token]  # with log-probabilities, if they are requested
 
 
-class Hypothesis(NamedTuple):
+class BeamHypothesis(NamedTuple):
     """An answer of beam search, and the sum of its log-probabilities / its number of tokens ^ length_penalty."""
 
     ids: tuple[int, ...]  # with its stop id

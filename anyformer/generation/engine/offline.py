@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence as List
 
 import torch
 
-from anyformer.generation.engine.interface import NOT_FINITE, Finished, Hypothesis, Limits, Token, TooLong
+from anyformer.generation.engine.interface import NOT_FINITE, BeamHypothesis, Finished, Limits, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import PagedServer
 from anyformer.generation.engine.pool import is_paged
@@ -102,7 +102,7 @@ class _Collector(Outbox):
     def is_due(self) -> bool:
         return bool(self._stop)
 
-    def finish(self, sequence: Sequence, end: Finished, found: List[Hypothesis] | None = None) -> None:
+    def finish(self, sequence: Sequence, end: Finished, found: List[BeamHypothesis] | None = None) -> None:
         answer = self._answers.pop(sequence)
         if end.message == NOT_FINITE:
             answer.text.push([NONFINITE])

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence as List
 from typing import Protocol
 
-from anyformer.generation.engine.interface import Finished, Hypothesis, Token
+from anyformer.generation.engine.interface import BeamHypothesis, Finished, Token
 from anyformer.generation.engine.sequence import Item, Sequence, TokenIds
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request
@@ -67,7 +67,7 @@ class Outbox:
         """Return whether `flush` hands over tokens that are neither first nor last."""
         return time.perf_counter() >= self._due
 
-    def finish(self, sequence: Sequence, end: Finished, found: List[Hypothesis] | None = None) -> None:
+    def finish(self, sequence: Sequence, end: Finished, found: List[BeamHypothesis] | None = None) -> None:
         """End a request; `found` are the hypotheses of a search."""
         self.start(sequence)
         stats = self.stats

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.engine.beams import Beams
-from anyformer.generation.engine.decode_batch import DecodeBatch, Readback, Step
+from anyformer.generation.engine.decode_batch import DecodeBatch, Readback, UnreadStep
 from anyformer.generation.engine.interface import NOT_FINITE, Limits, Reason, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.pages import count_pages_for
@@ -225,7 +225,7 @@ class PagedServer:
         self._read_tokens(step, out)
         return True
 
-    def _read_tokens(self, step: Step | None, out: Outbox) -> None:
+    def _read_tokens(self, step: UnreadStep | None, out: Outbox) -> None:
         """Read the tokens of a step, and the first tokens that are known to the device only."""
         batch, first, self._first = self._batch, self._first, []
         if step is not None:

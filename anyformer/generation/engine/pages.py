@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 
-class Pages:
+class PagePool:
     """Pages 1, 2, ... with reference counts. A full page may be kept by the hash of all tokens up to its end.
 
     A page that no row uses, but whose hash is known, is free and can be found again until it is taken for other tokens:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from anyformer.attention.cache.paged import Source
+from anyformer.attention.cache.paged import SourcePages
 from anyformer.kernels.conventions import next_power_of_two
 
 
@@ -49,7 +49,7 @@ class RowTensors(NamedTuple):
     counts: Tensor  # int [b]: tokens of each row; 0 for a row that fills the batch up
     lengths: Tensor  # int [b]: tokens in the cache before the call
     table: Tensor  # int [b, pages]
-    source: Source | None
+    source: SourcePages | None
     source_ids: Tensor  # int [b, source_tokens]
 
     @classmethod
@@ -57,7 +57,7 @@ class RowTensors(NamedTuple):
         ids, counts, lengths, sources, table, across, source_ids = columns.split(
             (shape.tokens, 1, 1, 1, shape.pages, shape.source_pages, shape.source_tokens), dim=1
         )
-        source = Source(across, sources[:, 0]) if shape.source_pages else None
+        source = SourcePages(across, sources[:, 0]) if shape.source_pages else None
         return cls(ids, counts[:, 0], lengths[:, 0], table, source, source_ids)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyformer.generation.engine.interface import Token
 from anyformer.generation.engine.sequence import Options, Sequence, on_device
 from anyformer.generation.logit_processors import History, Processor, build, process
-from anyformer.generation.sampling import Choice, greedy, sample
+from anyformer.generation.sampling import TokenChoice, greedy, sample
 from anyformer.generation.strategy import Sampling
 from anyformer.kernels.runtime import at_least_fp32
 
@@ -33,7 +33,7 @@ def _shared_options(sequences: List[Sequence]) -> Options | None:
     return first if all(sequence.options is first for sequence in sequences) else None
 
 
-def choose(sequences: List[Sequence], logits: Tensor, steps: np.ndarray | None = None) -> Choice:
+def choose(sequences: List[Sequence], logits: Tensor, steps: np.ndarray | None = None) -> TokenChoice:
     """Return the next token of each request from logits [n, v].
 
     `steps`: how many tokens of each answer are chosen, int [n]; None: as many as are known.
@@ -52,10 +52,10 @@ def choose(sequences: List[Sequence], logits: Tensor, steps: np.ndarray | None =
         index = on_device(rows, logits.device)
         chosen = _choose(options, [sequences[i] for i in rows], logits[index], steps[rows])
         ids[index], ok[index] = chosen.ids, chosen.ok
-    return Choice(ids, ok)
+    return TokenChoice(ids, ok)
 
 
-def _choose(options: Options, sequences: List[Sequence], logits: Tensor, steps: np.ndarray) -> Choice:
+def _choose(options: Options, sequences: List[Sequence], logits: Tensor, steps: np.ndarray) -> TokenChoice:
     vocab, device = logits.shape[-1], logits.device
     logits = at_least_fp32(logits)
     processors = _processors(options, vocab, device)

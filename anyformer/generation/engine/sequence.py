@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.generation.engine.interface import Event, Finished, Hypothesis, Reason, Token
+from anyformer.generation.engine.interface import BeamHypothesis, Event, Finished, Reason, Token
 from anyformer.generation.engine.pages import chain
 from anyformer.generation.generate import seeds_of
 from anyformer.generation.request import Request
@@ -44,7 +44,7 @@ class TokenIds(list[int]):
     """Tokens without log-probabilities: one object of Python for many of them."""
 
 
-Item = Event | TokenIds | list[Hypothesis] | Exception
+Item = Event | TokenIds | list[BeamHypothesis] | Exception
 Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[list[Item]]"]
 
 

@@ -2,7 +2,7 @@
 
 from anyformer.attention.cache.paged import Pool
 from anyformer.generation.engine.interface import Limits
-from anyformer.generation.engine.pages import Pages, count_pages_for
+from anyformer.generation.engine.pages import PagePool, count_pages_for
 from anyformer.generation.engine.pool import count_pages, new_pool
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.nn.model import Transformer
@@ -19,7 +19,7 @@ class SequencePages:
 
     def forget(self) -> None:
         """Forget all pages and the beginnings of texts in them; no request may have any."""
-        self.own, self.source = (Pages(count, self.size) for count in self._counts)
+        self.own, self.source = (PagePool(count, self.size) for count in self._counts)
         self._promised: dict[Sequence, int] = {}  # pages that the other beams of a request may need
 
     def admit(self, sequence: Sequence, used: int) -> bool:

@@ -13,7 +13,7 @@ from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError
 from anyformer.generation.beam_search import NonFiniteSearch, run_beam_search
 from anyformer.generation.engine.beams import hypotheses
-from anyformer.generation.engine.interface import NOT_FINITE, Finished, Hypothesis, Token, Unsupported
+from anyformer.generation.engine.interface import NOT_FINITE, BeamHypothesis, Finished, Token, Unsupported
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
@@ -64,7 +64,7 @@ class SerialServer:
         self._waiting.clear()
         self._tokens = None
 
-    def _advance(self, sequence: Sequence, out: Outbox) -> Finished | list[Hypothesis] | None:
+    def _advance(self, sequence: Sequence, out: Outbox) -> Finished | list[BeamHypothesis] | None:
         """Return the end of a request, if this step has reached it."""
         model = self.models[sequence.request.adapter]
         ids = sequence.request.ids.to(next(model.parameters()).device)

@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     finished: str | None = None  # "stop" or "length"
 
 
-class Choice:
+class GrowingAnswer:
     """One answer that grows: its text up to a stop string, and its tokens."""
 
     def __init__(self, run: ServedRun, request: Request, stop: Sequence[str], *, alone: bool, echo: bool = False):
@@ -85,15 +85,15 @@ class Choice:
         return tuple(spelled)
 
 
-class Answers:
+class AnswerGroup:
     """The answers to one request. Entering it queues them; leaving it cancels those that have not finished."""
 
-    def __init__(self, service: Service, choices: Sequence[Choice]):
+    def __init__(self, service: Service, choices: Sequence[GrowingAnswer]):
         self._service, self.choices = service, choices
         self._stack = AsyncExitStack()
         self._events: list[Answer] = []
 
-    async def __aenter__(self) -> "Answers":
+    async def __aenter__(self) -> "AnswerGroup":
         async with AsyncExitStack() as stack:
             for choice in self.choices:
                 answer = self._service.engine.submit(choice.request, choice.run.model.name)

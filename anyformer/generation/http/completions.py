@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from anyformer.generation.http import replies
-from anyformer.generation.http.answers import Answers, Choice, Piece, Spelled
+from anyformer.generation.http.answers import AnswerGroup, GrowingAnswer, Piece, Spelled
 from anyformer.generation.http.bodies import ChatBody, CompletionBody, GenerationBody, http_names, with_filters
 from anyformer.generation.http.errors import ApiError, dump, json_response, of_exception
 from anyformer.generation.http.service import ServedRun, Service, unless_gone
@@ -49,7 +49,7 @@ class Format(ABC):
     def delta(self, index: int, text: str, tokens: Sequence[Spelled], finish: str | None) -> dict[str, Any]:
         """Return a choice of a chunk."""
 
-    def first(self, choice: Choice, index: int) -> dict[str, Any] | None:
+    def first(self, choice: GrowingAnswer, index: int) -> dict[str, Any] | None:
         """Return the choice of the first chunk, if there is one before the first token."""
         return self.delta(index, choice.echoed, (), None) if choice.echoed else None
 
@@ -102,7 +102,7 @@ class ChatFormat(Format):
         delta = {"content": text} if text or finish is None else {}
         return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
-    def first(self, choice: Choice, index: int) -> dict[str, Any]:
+    def first(self, choice: GrowingAnswer, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -127,7 +127,7 @@ def _finite(logprob: float) -> float:
 # -- from a body to requests of the engine ----------------------------------------------------------------------------
 
 
-async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -> list[Choice]:
+async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -> list[GrowingAnswer]:
     """Return the answers to all prompts, `n` for each."""
     if body.echo and run.answers_sources:
         raise ApiError(400, "echo: is for models that continue a text; this one answers a source", param="echo")
@@ -154,11 +154,11 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
                 prompt_logprobs=scored,
                 adapter=run.adapter,
             )
-            choices.append(Choice(run, request, _stops(body), alone=kind, echo=body.echo))
+            choices.append(GrowingAnswer(run, request, _stops(body), alone=kind, echo=body.echo))
     return choices
 
 
-async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list[Choice]:
+async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list[GrowingAnswer]:
     """Return the answers to a conversation."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs: true", param="top_logprobs")
@@ -173,7 +173,7 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     sampling = _sampling(run, body, most)
     request = Request(torch.tensor([ids]), most, sampling, stop, constraint=constraint, top=top, adapter=run.adapter)
     requests = (replace(request, seed=_seed(body, sampling, i)) for i in range(body.n))
-    return [Choice(run, one, _stops(body), alone=True) for one in requests]
+    return [GrowingAnswer(run, one, _stops(body), alone=True) for one in requests]
 
 
 async def _prompts(service: Service, run: ServedRun, body: CompletionBody) -> Sequence[Sequence[int]]:
@@ -239,12 +239,12 @@ def _budget(service: Service, run: ServedRun, read: int, default: int) -> int:
 # -- responses --------------------------------------------------------------------------------------------------------
 
 
-async def at_once(service: Service, choices: Sequence[Choice], form: Format) -> Response:
+async def at_once(service: Service, choices: Sequence[GrowingAnswer], form: Format) -> Response:
     """Return all answers when they are complete."""
     texts = [choice.echoed for choice in choices]
     tokens: list[list[Spelled]] = [[] for _ in choices]
     reasons = ["stop"] * len(choices)
-    async with Answers(service, choices) as answers, aclosing(answers.pieces()) as pieces:
+    async with AnswerGroup(service, choices) as answers, aclosing(answers.pieces()) as pieces:
         async for piece in pieces:
             texts[piece.choice] += piece.text
             tokens[piece.choice] += piece.tokens
@@ -256,7 +256,7 @@ async def at_once(service: Service, choices: Sequence[Choice], form: Format) -> 
     return json_response(form.whole(made, usage_of(choices, form.body.n)))
 
 
-def usage_of(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+def usage_of(choices: Sequence[GrowingAnswer], n: int) -> dict[str, Any]:
     """Return the numbers of tokens; a prompt counts once for its `n` answers."""
     prompt = sum(len(choice.ids) for choice in choices[::n])
     new = sum(choice.tokens for choice in choices)
@@ -274,7 +274,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, stack: AsyncExitStack, answers: Answers, form: Format):
+    def __init__(self, stack: AsyncExitStack, answers: AnswerGroup, form: Format):
         """`stack` is closed at the end."""
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -331,14 +331,14 @@ def add_completions(app: FastAPI, service: Service) -> None:
         200: {"content": {"text/event-stream": {}}, "description": "The answers; with `stream`, as events."}
     }
 
-    async def answer(request: HttpRequest, choices: Sequence[Choice], form: Format) -> Response:
+    async def answer(request: HttpRequest, choices: Sequence[GrowingAnswer], form: Format) -> Response:
         if form.body.stream_options is not None and not form.body.stream:
             raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
         if not form.body.stream:
             return await unless_gone(request, at_once(service, choices, form))
         async with AsyncExitStack() as stack:
             stack.enter_context(service.streaming())
-            answers = await stack.enter_async_context(Answers(service, choices))
+            answers = await stack.enter_async_context(AnswerGroup(service, choices))
             return EventStream(stack.pop_all(), answers, form)
 
     def post(path: str, body: type[GenerationBody], reply: type) -> Callable[[Any], Any]:

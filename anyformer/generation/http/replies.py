@@ -141,7 +141,7 @@ class TaggedWord(Reply):
     score: float | None
 
 
-class Span(Reply):
+class TaggedSpan(Reply):
     label: str
     text: str
     start: int  # first word
@@ -151,7 +151,7 @@ class Span(Reply):
 class Tagging(Reply):
     index: int
     words: list[TaggedWord]
-    spans: list[Span]
+    spans: list[TaggedSpan]
 
 
 class Taggings(Reply):

@@ -57,7 +57,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scales:
+class _HeadScales:
     """γ of all heads, [h, k] in theirs and one vector in ours, in the order of our rows."""
 
     order: Tensor
@@ -79,7 +79,7 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     for i in range(config.decoder.depth):
         for name, order in orders.items():
             ours, theirs = f"decoder.blocks.{i}.mixer.inner.{name}_norm", f"model.layers.{i}.self_attn.{name}_norm"
-            yield Rule(ours, theirs, conversion=_Scales(order, key))
+            yield Rule(ours, theirs, conversion=_HeadScales(order, key))
     yield from decoder_rules("model.layers", LAYER, config, conversions={"mixer.inner.qkv": qkv})
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anyformer.config import ConfigError, Fault
 from anyformer.nn.dropout import Dropout
 from anyformer.nn.heads import (
-    Dense,
+    DenseTransform,
     EmbeddingHead,
     HiddenHead,
     LearnedLength,
@@ -180,7 +180,7 @@ def _transformed(transform: nn.Module, x: Tensor) -> Tensor:
             return x
         case nn.Linear():
             return transform.weight.double() @ x
-        case Dense():
+        case DenseTransform():
             _, a = _dense(transform, x)
             norm = freeze_norm(transform.norm, a[None])
             return a if norm is None else (norm.gain * (a - a.mean() * norm.centred) + norm.shift)[0]
@@ -188,7 +188,7 @@ def _transformed(transform: nn.Module, x: Tensor) -> Tensor:
             raise _unknown(transform)
 
 
-def _dense(transform: Dense, x: Tensor) -> tuple[Tensor, Tensor]:
+def _dense(transform: DenseTransform, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return a dense layer before and after its activation."""
     linear = transform.linear
     z = linear.weight.double() @ x + bias_of(linear, linear.weight[:, 0])
@@ -202,7 +202,7 @@ def _pull_transform(transform: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor,
             return u, 0.0
         case nn.Linear():
             return u @ transform.weight.double(), 0.0
-        case Dense():
+        case DenseTransform():
             z, a = _dense(transform, x)
             norm, constant = freeze_norm(transform.norm, a[None]), 0.0
             if norm is not None:
