@@ -18,7 +18,7 @@ from anyformer.attention.few_queries import MAX_HEAD_WIDTH, MAX_QUERIES
 from anyformer.attention.layout import Facts, Layout, Role
 from anyformer.attention.lowered import Dense, KernelChoice
 from anyformer.attention.scores import Normalizer
-from anyformer.config import Attention, Latent, Pattern, Position
+from anyformer.config import Attention, Pattern, Position
 from anyformer.config.visibility import EVERYTHING, PAST
 from anyformer.kernels.private import functorch_is_active
 from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
@@ -56,8 +56,8 @@ class Requirements(NamedTuple):
         if spec.global_projections:  # two keys and values for each token
             k, k_v = 2 * k, 2 * k_v
         latent = None
-        if isinstance(spec.compress, Latent):
-            rank, rotary = spec.compress.rank, spec.compress.rotary_width
+        if spec.latent:
+            rank, rotary = spec.latent.rank, spec.latent.rotary_width
             latent = LatentCost(rank + rotary, rank, 2 * rank + rotary - k - k_v, rank * (k - rotary + k_v))
         return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, latent, spec.own_weights)
 

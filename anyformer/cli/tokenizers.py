@@ -17,7 +17,7 @@ app.add_typer(tokenizer_app, name="tokenizer")
 
 @tokenizer_app.command("train")
 def tokenizer_train(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Plain text, or such text as .gz.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text files, plain or as .gz.")],
     out: Annotated[Path, typer.Option(help="The folder for tokenizer.json.")],
     kind: Annotated[
         str, typer.Option(help="What a token is: chars, bytes, words, bpe, unigram, wordpiece, or a kind of your own.")

@@ -13,8 +13,8 @@ from anyformer.config.spec import Fault, Positive, Probability, Size, Spec, clos
 class LoRA(Spec):
     """W + alpha/rank · B A in place of W, for linear layers within blocks (Hu et al. 2022).
 
-    A [rank, in] is random at first and B [out, rank] is 0, so training starts from the model as it was. Experts,
-    routers, recurrent cells and convolutions have no adapter.
+    A [rank, in] is random at first and B [out, rank] is 0, so training starts from the model as it was. Routers,
+    experts, recurrent cells and convolutions have no adapter.
     """
 
     kind: Literal["lora"] = "lora"

@@ -155,6 +155,19 @@ class Attention(Mixer):
         return key, self.value_width or key
 
     @property
+    def attention(self) -> Self:
+        return self
+
+    @property
+    def latent(self) -> Latent | None:
+        """How keys and values are compressed; None: they are not."""
+        return self.compress if isinstance(self.compress, Latent) else None
+
+    def scaled(self, value: float) -> Self:
+        """Return the attention with a given factor of the scores."""
+        return self.model_copy(update={"scale": Times(value=value)})
+
+    @property
     def part(self) -> str:
         return "self-attention"
 
@@ -172,7 +185,7 @@ class Attention(Mixer):
 
     def rotary_width(self, width: int) -> int:
         """Return how much of each query and key a position scheme may rotate."""
-        return self.compress.rotary_width if isinstance(self.compress, Latent) else self.widths(width)[0]
+        return self.latent.rotary_width if self.latent else self.widths(width)[0]
 
     def _setting_faults(self) -> Iterator[Fault]:
         """Yield settings that do not fit together, whatever the width of the model."""
@@ -196,8 +209,8 @@ class Attention(Mixer):
         return (special or (GlobalTokenAttention if self.global_projections else MultiHeadAttention))(self, width)
 
     def stores(self, width: int) -> Sizes:
-        if isinstance(self.compress, Latent):
-            return Sizes(1, self.compress.rank, self.compress.rotary_width, self.reach, quantisable=True)
+        if latent := self.latent:
+            return Sizes(1, latent.rank, latent.rotary_width, self.reach, quantisable=True)
         return Sizes(self.groups, *self.widths(width), self.reach, quantisable=True)
 
     def matrices(self, width: int, across: bool = False) -> Iterator[Matrix]:
@@ -217,8 +230,8 @@ class Attention(Mixer):
         if across:
             yield Matrix("q", d, h * k, bias=self.bias)
             yield Matrix("kv", d, g * (k + k_v), across=True, bias=self.bias)
-        elif isinstance(self.compress, Latent):
-            rank, turning, query = self.compress.rank, self.compress.rotary_width, self.compress.query_rank
+        elif latent := self.latent:
+            rank, turning, query = latent.rank, latent.rotary_width, latent.query_rank
             yield Matrix("latent.down", d, (query or h * k) + rank + turning, bias=self.bias)
             if query:
                 yield Matrix("latent.query_up", query, h * k)
@@ -258,16 +271,16 @@ class Attention(Mixer):
     def _norm_cost(self, d: int, queries: int, keys: int) -> Cost:
         """Return the cost of the norms of queries and keys, or of what they are computed from."""
         h, g, (k, _) = self.heads, self.groups, self.widths(d)
-        if isinstance(self.compress, Latent):
-            norm, rank = self.compress.norm, self.compress.query_rank
-            return norm.cost(self.compress.rank, queries) + (norm.cost(rank, queries) if rank else Cost())
+        if latent := self.latent:
+            norm, rank = latent.norm, latent.query_rank
+            return norm.cost(latent.rank, queries) + (norm.cost(rank, queries) if rank else Cost())
         if self.qk_norm_over == "head":
             return self.qk_norm.cost(k, queries * h) + self.qk_norm.cost(k, keys * g)
         return self.qk_norm.cost(h * k, queries) + self.qk_norm.cost(g * k, keys)
 
     def describe(self, across: bool = False) -> str:
         attention = "cross-attention" if across else "self-attention"
-        if isinstance(self.compress, Latent):
+        if self.latent:
             return f"latent {attention}, {self.heads} heads"
         if self.groups < self.heads:
             return f"{'multi' if self.groups == 1 else 'grouped'}-query {attention}, {self.heads} heads"
@@ -288,8 +301,8 @@ class Attention(Mixer):
 
     def position_faults(self, scheme: Position, width: int) -> Iterator[Fault]:
         """Yield faults of a scheme at the width it rotates, under the name of that width."""
-        name = "compress.rotary_width" if isinstance(self.compress, Latent) else "key_width"
-        if scheme.reads_content() and isinstance(self.compress, Latent):
+        name = "compress.rotary_width" if self.latent else "key_width"
+        if scheme.reads_content() and self.latent:
             what = "projects its vectors like tokens, which latent attention compresses"
             yield Fault("", f"of kind '{scheme.kind}': {what}")
         for fault in scheme.faults(self.rotary_width(width)):
@@ -317,8 +330,8 @@ class Attention(Mixer):
         if self.projections == "shared_qkv" and key != value:
             yield Fault("projections", f"= 'shared_qkv': needs value_width = key_width = {key}, not {value}")
         yield from self._setting_faults()
-        if isinstance(self.compress, Latent):
-            yield from self._latent_faults(self.compress, key)
+        if self.latent:
+            yield from self._latent_faults(self.latent, key)
 
     def _latent_faults(self, compress: Latent, key: int) -> Iterator[Fault]:
         if compress.rotary_width >= key:

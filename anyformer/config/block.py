@@ -1,5 +1,6 @@
 """Blocks and stacks: sublayers, the placement of their norms, and how they repeat. Imports no torch."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -45,6 +46,23 @@ class Block(Spec):
     order: Order = Sequential()  # sublayers one after the other, or in parallel
     residual: Flag = True  # adds the input of a sublayer to its output
     dropout: Probability = 0.0  # on each sublayer's output
+
+    @property
+    def is_parallel(self) -> bool:
+        """True if all sublayers read the same input."""
+        return isinstance(self.order, Parallel)
+
+    @property
+    def shares_norm(self) -> bool:
+        """True if parallel sublayers read their input through one norm."""
+        return isinstance(self.order, Parallel) and self.order.shared_norm
+
+    def attentions(self) -> Iterator[tuple[str, Attention]]:
+        """Yield the softmax attentions by their names in the block: mixer, cross."""
+        if (own := self.mixer.attention) is not None:
+            yield "mixer", own
+        if self.cross is not None:
+            yield "cross", self.cross
 
     def on(self, side: Side, position: Position) -> "Block":
         """Return the block with what its mixer leaves to the side, causality, and to the stack, positions."""

@@ -15,6 +15,7 @@ from anyformer.config.spec import ConfigError, Fault, Size
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from anyformer.config.attention import Attention
     from anyformer.config.media import ImageSegment, Media, Spectrogram
     from anyformer.config.scheme import Position
 
@@ -46,6 +47,10 @@ class Norm(Part):
 
 class TokenNorm(Norm):
     """A norm that depends on one vector alone: for the heads of attention, and other vectors within a part."""
+
+    def build_each(self, heads: int, width: int) -> "nn.Module":
+        """Return the module for queries or keys [b, h, t, k], with weights of its own for each head."""
+        raise ValueError(f"qk_norm '{self.kind}' has no form with separate weights for each head: use 'head'")
 
 
 class Activation(Part):
@@ -86,6 +91,32 @@ class FeedForward(Part):
         """Yield settings that do not fit together."""
         yield from ()
 
+    @property
+    def inner(self) -> "Network | None":
+        """The network with the hidden values: itself, or each expert; None: there is none."""
+        return None
+
+    @property
+    def choices_per_token(self) -> int:
+        """How many of several such networks are chosen for a token."""
+        return 1
+
+    def hidden_values(self, width: int) -> int:
+        """Return how many hidden values are computed for a token, without gates."""
+        return 0
+
+    def stacked_matrices(self, width: int) -> Iterator[tuple[int, Matrix]]:
+        """Yield the linear layers that may have no adapter, and how many equal ones are in one weight."""
+        yield from ()
+
+    def share(self, width: int, parts: int) -> Self:
+        """Return the part of the layer that one of several processes computes."""
+        return self
+
+    def divided_sizes(self, width: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the sizes that several processes divide: the field, its value, and the number to be divided."""
+        yield from ()
+
 
 class Network(FeedForward):
     """A feed-forward network with one hidden layer, which may also be an expert or shared by experts."""
@@ -109,6 +140,19 @@ class Network(FeedForward):
     @abstractmethod
     def network(self, width: int, hidden: int) -> "nn.Module":
         """Return the module with a hidden layer of this width."""
+
+    @property
+    def inner(self) -> "Network":
+        return self
+
+    def hidden_values(self, width: int) -> int:
+        return self.hidden(width)
+
+    def share(self, width: int, parts: int) -> Self:
+        return self.model_copy(update={"width": self.hidden(width) // parts})
+
+    def divided_sizes(self, width: int) -> Iterator[tuple[str, int, int]]:
+        yield "width", self.hidden(width), self.hidden(width)
 
     def build(self, width: int) -> "nn.Module":
         return self.network(width, self.hidden(width))
@@ -173,6 +217,11 @@ class Mixer(Part):
     def faults(self, width: int, side: Side, has_encoder: bool) -> Iterator[Fault]:
         """Yield what does not fit together, or not into a model of this width; `has_encoder`: the model has one."""
         yield from ()
+
+    @property
+    def attention(self) -> "Attention | None":
+        """The mixer with its heads, pattern and position, if it is softmax attention."""
+        return None
 
     @property
     def ends(self) -> list[tuple[int, str]]:

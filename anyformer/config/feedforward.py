@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -334,6 +334,29 @@ class Experts(FeedForward):
         if self.shared_gate:
             found += linear(width, 1, rows, bias=False)
         return found + self.expert.network_cost(width, self.shared * hidden, rows) if self.shared else found
+
+    @property
+    def inner(self) -> Network:
+        return self.expert
+
+    @property
+    def choices_per_token(self) -> int:
+        return self.top_k
+
+    def hidden_values(self, width: int) -> int:
+        return self.expert.hidden(width) * (self.top_k + self.shared)
+
+    def stacked_matrices(self, width: int) -> Iterator[tuple[int, Matrix]]:
+        hidden = self.expert.hidden(width)
+        yield self.count, Matrix("up", width, hidden * (1 + self.expert.gates))
+        yield self.count, Matrix("down", hidden, width)
+
+    def share(self, width: int, parts: int) -> Self:
+        return self.model_copy(update={"expert": self.expert.share(width, parts)})
+
+    def divided_sizes(self, width: int) -> Iterator[tuple[str, int, int]]:
+        yield "count", self.count, self.count
+        yield "shared", self.shared, self.shared * self.expert.hidden(width)
 
     def matrices(self, width: int) -> Iterator[Matrix]:
         if self.shared:

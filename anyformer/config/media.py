@@ -37,7 +37,7 @@ Stem = Annotated[NoStem | ConvStem, *BY_KIND]
 
 
 class NoGrid(Spec):
-    """Patches have the positions of the stack only."""
+    """No positions but those of the stack."""
 
     kind: Literal["none"] = "none"
 

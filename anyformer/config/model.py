@@ -4,12 +4,12 @@ The parts are in the files beside this one. Imports no torch.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from anyformer.config.adapter import LoRA, misfits
-from anyformer.config.attention import Attention, Latent
+from anyformer.config.attention import Attention
 from anyformer.config.block import Block, Side, Stack
 from anyformer.config.families import Mixer
 from anyformer.config.heads import Head, ImageTower, NoHead
@@ -25,6 +25,8 @@ Shape = Literal["encoder-decoder", "encoder", "decoder"]
 class Normal(Spec):
     """Every weight from N(0, std²); `residual`: what enters the residual stream is divided by sqrt(2·depth) (GPT-2)."""
 
+    by_inputs: ClassVar[bool] = False
+
     kind: Literal["normal"] = "normal"
     std: Positive = 0.02  # standard deviation of the weights
     residual: Flag = False  # weights of layers that end in the residual stream are divided by sqrt(2 · depth)
@@ -33,11 +35,15 @@ class Normal(Spec):
 class Xavier(Spec):
     """Glorot's uniform for matrices, N(0, 1/d) for embeddings (the 2017 Transformer)."""
 
+    by_inputs: ClassVar[bool] = True  # a matrix of twice the inputs has smaller weights
+
     kind: Literal["xavier"] = "xavier"
 
 
 class FanIn(Spec):
     """N(0, 1/inputs) for matrices (queries also by 1/k when scores are unscaled), N(0, 1) for embeddings (T5)."""
+
+    by_inputs: ClassVar[bool] = True
 
     kind: Literal["fan_in"] = "fan_in"
 
@@ -230,7 +236,7 @@ def _handover(config: ModelConfig) -> Iterator[Fault]:
 
 def _position(stack: Stack, width: int) -> Iterator[Fault]:
     """Yield faults of the stack's scheme for the head widths of the layers that use it."""
-    mixers = [b.mixer for b in (*stack.prefix, *stack.blocks) if isinstance(b.mixer, Attention)]
+    mixers = [a for b in (*stack.prefix, *stack.blocks) if (a := b.mixer.attention)]
     scheme = stack.position
     if scheme.kind != "none" and not scheme.embeds() and not any(mixer.position is None for mixer in mixers):
         what = "no layer takes it: it acts inside self-attention; " + (
@@ -264,7 +270,7 @@ def _block(block: Block, side: Side, stack: Stack, config: ModelConfig) -> Itera
         yield Fault(
             "cross.projections", f"= '{block.cross.projections}': across, queries and keys read different inputs"
         )
-    if isinstance(block.cross.compress, Latent):
+    if block.cross.latent:
         yield Fault("cross.compress", "latent attention reads its own tokens: across, leave compress out")
 
 

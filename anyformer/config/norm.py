@@ -37,6 +37,11 @@ class LayerNorm(TokenNorm):
 
         return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
 
+    def build_each(self, heads: int, width: int) -> "nn.Module":
+        from anyformer.nn.norm import HeadNorm
+
+        return HeadNorm(heads, width, self.eps, centred=True, bias=self.bias, offset=0.0, cast_first=False)
+
     def cost(self, width: int, rows: int) -> Cost:
         return Cost(width * (1 + self.bias), saved=rows * width)
 
@@ -58,6 +63,12 @@ class RMSNorm(TokenNorm):
         from anyformer.nn.norm import RootMeanSquare
 
         return RootMeanSquare(width, self.eps, self.offset, self.cast == "before_scale")
+
+    def build_each(self, heads: int, width: int) -> "nn.Module":
+        from anyformer.nn.norm import HeadNorm
+
+        first = self.cast == "before_scale"
+        return HeadNorm(heads, width, self.eps, centred=False, bias=False, offset=self.offset, cast_first=first)
 
     def cost(self, width: int, rows: int) -> Cost:
         return Cost(width, saved=rows * width)

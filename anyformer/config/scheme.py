@@ -77,6 +77,16 @@ class Position(Part):
         """Return whether the scheme adds to the scores."""
         return cls.bias is not Position.bias or cls.score is not Position.score
 
+    @classmethod
+    def rotates(cls) -> bool:
+        """Return whether the scheme changes queries and keys."""
+        return cls.rotate is not Position.rotate
+
+    @property
+    def learns_scores(self) -> bool:
+        """True if learned tables add to the scores."""
+        return (self.biases() or self.reads_content()) and bool(self.tables(1, 1))
+
     @property
     def limit(self) -> int | None:
         """Number of positions, or None if there is no limit."""

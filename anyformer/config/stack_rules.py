@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from anyformer.config.attention import Attention, Latent
 from anyformer.config.block import Side, Stack
 from anyformer.config.spec import Fault
 
@@ -53,10 +52,10 @@ def _global_projections(stack: Stack, side: Side) -> Iterator[Fault]:
     """Yield faults of separate projections of global tokens: a cache has no room for their keys and values."""
     for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
         for i, block in enumerate(blocks):
-            mixer, path = block.mixer, f"{name}.{i}.mixer.global_projections"
+            mixer, path = block.mixer.attention, f"{name}.{i}.mixer.global_projections"
             if block.cross and block.cross.global_projections:
                 yield Fault(f"{name}.{i}.cross.global_projections", "= True: across there are no global tokens")
-            if not isinstance(mixer, Attention) or not mixer.global_projections:
+            if mixer is None or not mixer.global_projections:
                 continue
             if side == "decoder":
                 yield Fault(path, "= True: only an encoder has separate projections of global tokens")
@@ -74,14 +73,14 @@ def skip_faults(stack: Stack, width: int) -> Iterator[Fault]:
     sizes = set[tuple[int, int]]()
     for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
         for i, block in enumerate(blocks):
-            path, mixer = f"{name}.{i}.mixer.value_residual", block.mixer
+            path, mixer = f"{name}.{i}.mixer.value_residual", block.mixer.attention
             if block.cross and block.cross.value_residual:
                 yield Fault(f"{name}.{i}.cross.value_residual", "= True: values across are those of the encoder")
-            if not isinstance(mixer, Attention) or not mixer.value_residual:
+            if mixer is None or not mixer.value_residual:
                 continue
             if stack.pooling:
                 yield Fault(path, "= True: layers of a pooled stack have values of other lengths: leave pooling out")
-            elif isinstance(mixer.compress, Latent):
+            elif mixer.latent:
                 yield Fault(path, "= True: latent attention stores no values: leave compress out")
             else:
                 sizes.add((mixer.groups, mixer.widths(width)[1]))

@@ -1,4 +1,4 @@
-"""Chat templates compiled and rendered in a sandbox of Jinja, with bounded work and output. Imports no torch.
+"""Templates of chats, compiled and rendered by Jinja in a sandbox with bounded work and output. Imports no torch.
 
 The dialect is that of `transformers`: `trim_blocks`, `lstrip_blocks`, `break`, `continue`, `{% generation %}` blocks,
 `raise_exception`, `strftime_now`, and a `tojson` that does not escape HTML. A template comes with a model and is not

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from anyformer.attention.cache.kv_cache import Cache
 from anyformer.attention.cache.states import StateCache
 from anyformer.config import (
-    Attention,
     Block,
     ConfigError,
     Fault,
@@ -15,7 +14,6 @@ from anyformer.config import (
     Mixer,
     ModelConfig,
     Norm,
-    Parallel,
     Side,
     Spec,
     Stack,
@@ -164,8 +162,7 @@ def _block(
         sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
     if not spec.feedforward.is_none:
         sublayers.append(("feedforward", spec.feedforward, "feed-forward", details(spec.feedforward)))
-    parallel, place = isinstance(spec.order, Parallel), spec.placement
-    shared = isinstance(spec.order, Parallel) and spec.order.shared_norm
+    parallel, shared, place = spec.is_parallel, spec.shares_norm, spec.placement
     kind = None if spec.norm.is_none else spec.norm.kind
     norm_kinds = {
         "in": kind if place in ("pre", "sandwich") and not shared else None,
@@ -191,13 +188,11 @@ def _block(
 
 
 def _mixer_details(mixer: Mixer, side: Side, stack: Stack) -> dict[str, Any]:
-    if not isinstance(mixer, Attention):
-        return details(mixer)
-    return (
-        details(mixer)
-        | _settings("pattern", pattern_of(mixer, side))
-        | _settings("position", position_of(mixer, stack))
-    )
+    shown = details(mixer)
+    if (attention := mixer.attention) is not None:
+        shown |= _settings("pattern", pattern_of(attention, side))
+        shown |= _settings("position", position_of(attention, stack))
+    return shown
 
 
 def _settings(name: str, spec: Spec) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.layout import make_layout
-from anyformer.config import Experts, Network
 from anyformer.explore.formulas import (
     add_formula,
     feedforward_formula,
@@ -199,7 +198,6 @@ def _feedforward(place: PathPlace) -> dict[str, Any]:
     layout = make_layout(1, 1, step.read.device)
     inner = step.sublayer.inner(step.read[None], Context(layout, layout, taps=Tap(record)))[0, 0]
     spec = place.spec.feedforward
-    network = spec.expert if isinstance(spec, Experts) else spec
     found: dict[str, Any] = {"hidden": None, "router": None}
     if "hidden" in seen:
         hidden = seen["hidden"][0, 0].double()
@@ -211,7 +209,7 @@ def _feedforward(place: PathPlace) -> dict[str, Any]:
         found["router"] = [[i, float(weights[i])] for i in weights.nonzero()[:, 0].tolist()]
     norm = step.sublayer.norm_branch
     return found | {
-        "gated": isinstance(network, Network) and network.gates > 0,
+        "gated": spec.inner is not None and spec.inner.gates > 0,
         "formula": feedforward_formula(spec, norm),
         "what": spec.describe(),
         "read": rounded(step.read[0]),

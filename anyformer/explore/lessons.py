@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anyformer.config import Attention, ConfigError, Fault, io
+from anyformer.config import ConfigError, Fault, io
 from anyformer.config.spec import did_you_mean
 from anyformer.explore.head_values import EffectRequest, EffectsView
 from anyformer.explore.lesson_file import Lesson, Lessons, shipped_lessons
@@ -181,7 +181,7 @@ class OpenLesson:
         if self.lesson.shape == "encoder" and question is not None and question.find != "head":
             return None
         blocks = [block for stack in trace.run.config.stacks.values() for block in stack.unrolled()]
-        if not all(isinstance(block.mixer, Attention) for block in blocks):
+        if not all(block.mixer.attention for block in blocks):
             return None
         off = [
             f"{kind}.{layer}.{head}"

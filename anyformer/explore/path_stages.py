@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Attention, ConfigError, Fault, pattern_of
+from anyformer.config import ConfigError, Fault, pattern_of
 from anyformer.config.visibility import EVERYTHING
 from anyformer.explore.formulas import embed_formula, layers_formula, norm_formula, position_formula
 from anyformer.explore.head_stages import HEAD_STAGES
@@ -187,7 +187,7 @@ def _order(place: PathPlace) -> str:
     """Return what shows the order of tokens without added positions: nothing ("set"), the mask, or parts ("mixer")."""
     stack = place.trace.run.config.stacks[place.side]
     mixers = [block.mixer for block in stack.unrolled()]
-    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.position is None]
+    attentions = [a for mixer in mixers if (a := mixer.attention) and a.position is None]
     if len(attentions) < len(mixers) or stack.pooling is not None:
         return "mixer"
     return "set" if all(pattern_of(one, place.side).as_window == EVERYTHING for one in attentions) else "mask"

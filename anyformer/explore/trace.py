@@ -12,7 +12,6 @@ from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Relation, densify
 from anyformer.config import (
-    Attention,
     ConfigError,
     Fault,
     Side,
@@ -181,8 +180,8 @@ class Trace:
         """Return the kind of positions in an attention layer, or "cross"."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
         stack = self.run.config.stacks[side]
-        mixer = stack.unrolled()[layer].mixer
-        return "cross" if sublayer == "cross" or not isinstance(mixer, Attention) else position_of(mixer, stack).kind
+        mixer = stack.unrolled()[layer].mixer.attention
+        return "cross" if sublayer == "cross" or mixer is None else position_of(mixer, stack).kind
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """Return the tokens of the queries and keys of an attention layer; pooled tokens are joined."""

@@ -22,7 +22,7 @@ def multiply_row(
 ):  # fmt: skip
     """Multiply x [K] by some rows of w; y [n] is x wᵀ · scale + bias + residual, each of which may be None.
 
-    `norm` [K] are the weights of an RMSNorm of x, or None. Its factor is applied to the sums, so that x is read once.
+    `norm` [K] are the weights of an RMS norm of x, or None. Its factor is applied to the sums, so that x is read once.
     EARLY: loads AHEAD columns, which no earlier kernel writes, before the kernel that writes x has ended.
     """
     source, row = rows_of(n, GATED, ROWS)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from anyformer.attention.attend import attend, mix, weigh
 from anyformer.attention.lowered import Lowered, Relation
 from anyformer.attention.scores import Scoring
-from anyformer.config import Attention, Latent, Projected, factor
+from anyformer.config import Attention, Projected, factor
 from anyformer.nn.attention_variants.latent import LatentProjection
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, OutBranch, split_heads
@@ -30,8 +30,8 @@ class MultiHeadAttention(OutBranch):
         if cross:
             self.q = Linear(width, h * k, bias=spec.bias)
             self.kv = Linear(width, (g * k, g * k_v), bias=spec.bias)
-        elif isinstance(spec.compress, Latent):
-            self.latent = LatentProjection(spec, spec.compress, width)
+        elif spec.latent:
+            self.latent = LatentProjection(spec, spec.latent, width)
         else:
             rows = {"separate": (h * k, g * k, g * k_v), "shared_qk": (h * k, g * k_v), "shared_qkv": (h * k,)}
             self.qkv = Linear(width, rows[spec.projections], bias=spec.bias)

@@ -14,7 +14,7 @@ Without a residual connection the line on the right is missing, and the sum has 
 import torch
 from torch import Tensor, nn
 
-from anyformer.config import Block, Norm, Parallel
+from anyformer.config import Block, Norm
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.dropout import Dropout
@@ -88,8 +88,7 @@ def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
     def norm(*placements: str, unless: bool = False) -> nn.Module:
         return (spec.norm if spec.placement in placements and not unless else Norm.none()).build(width)
 
-    parallel = isinstance(spec.order, Parallel)
-    shared = isinstance(spec.order, Parallel) and spec.order.shared_norm
+    parallel, shared = spec.is_parallel, spec.shares_norm
     sublayers = {
         name: Sublayer(
             inner,

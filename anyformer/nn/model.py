@@ -39,7 +39,7 @@ class CallOptions(SideOptions, total=False):
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder, encoder-only or decoder-only model, depending on the config.
+    """A model with an encoder, a decoder, or both, depending on the config.
 
     It is built on the meta device and then initialised, so the same seed gives the same weights on every device.
 
@@ -127,8 +127,8 @@ class Transformer(nn.Module):
 
         Args:
             segments, positions, marks, types, spelled: int [b, t] each; see `Inputs` and `Layout`. Padding has segment
-                -1. By default every row is one segment whose positions start at 0. Encoder-decoders take
-                `source_segments`, `target_segments`, and likewise masks, positions and types.
+                -1. By default every row is one segment whose positions start at 0. With an encoder and
+                a decoder: `source_segments`, `target_segments`, and likewise masks, positions and types.
             attention_mask: bool or 0 and 1 [b, t], in place of segments: 1 at real tokens, 0 at padding on any side.
             media: images, sounds and feature vectors among the tokens, for models that read them.
             cache: KV cache that the tokens continue, and are added to (see `new_cache`).

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.layout import Layout, real
-from anyformer.config import HeadNormOver, LayerNorm, RMSNorm, TokenNorm
+from anyformer.config import HeadNormOver, TokenNorm
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule, identity
 
@@ -56,13 +56,13 @@ class ScaledTanh(nn.Module):
 class HeadNorm(nn.Module):
     """A norm of each head's vector, centred or not, with γ and β of its own for every head; computed in fp32."""
 
-    def __init__(self, spec: LayerNorm | RMSNorm, heads: int, width: int):
+    def __init__(
+        self, heads: int, width: int, eps: float, *, centred: bool, bias: bool, offset: float, cast_first: bool
+    ):
         super().__init__()
-        self.heads, self.eps, self.centred = heads, spec.eps, isinstance(spec, LayerNorm)
-        self.offset = spec.offset if isinstance(spec, RMSNorm) else 0.0
-        self.cast_first = isinstance(spec, RMSNorm) and spec.cast == "before_scale"
+        self.heads, self.eps, self.centred, self.offset, self.cast_first = heads, eps, centred, offset, cast_first
         self.weight = nn.Parameter(torch.empty(heads * width))
-        self.bias = nn.Parameter(torch.empty(heads * width)) if isinstance(spec, LayerNorm) and spec.bias else None
+        self.bias = nn.Parameter(torch.empty(heads * width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = at_least_fp32(x)  # [b, h, t, k]
@@ -162,8 +162,4 @@ def build_head_norm(spec: TokenNorm, over: HeadNormOver, heads: int, width: int)
     """Return the module of a norm of queries or keys, of heads of this width."""
     if over == "head" or spec.is_none:
         return spec.build(width)
-    if over == "projection":
-        return spec.build(heads * width)
-    if not isinstance(spec, (LayerNorm, RMSNorm)):
-        raise ValueError(f"qk_norm '{spec.kind}' has no form with separate weights for each head: use 'head'")
-    return HeadNorm(spec, heads, width)
+    return spec.build(heads * width) if over == "projection" else spec.build_each(heads, width)

@@ -16,7 +16,6 @@ from anyformer.attention.lower import lower
 from anyformer.attention.lowered import FirstValues, Relation
 from anyformer.attention.position_module import Positions
 from anyformer.config import (
-    Attention,
     Pattern,
     Position,
     Side,
@@ -49,7 +48,7 @@ class Plan(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Encoder output as the decoder reads it."""
+    """The encoder's output as the decoder reads it."""
 
     hidden: Tensor | None  # [b, s, d]; None: a cache holds the keys and values made from it
     layout: Layout
@@ -119,8 +118,8 @@ class BlockStack(nn.Module):
         plans: dict[Plan, int] = {}
         plan_of_layer: list[int | None] = []  # None: its mixer is not attention
         for run, block, level in zip(self.runs, layers, self.levels, strict=True):
-            mixer = block.mixer
-            if not isinstance(mixer, Attention):
+            mixer = block.mixer.attention
+            if mixer is None:
                 plan_of_layer.append(None)
                 continue
             scheme: Position = position_of(mixer, spec)

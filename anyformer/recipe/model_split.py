@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from anyformer.config import Attention, Block, Experts, Fault, IdInput, ModelConfig, Network
+from anyformer.config import Block, Fault, IdInput, ModelConfig
 
 
 def context_faults(model: ModelConfig) -> Iterator[str]:
@@ -39,28 +39,21 @@ def tensor_faults(config: ModelConfig, size: int) -> Iterator[Fault]:
 
 
 def _block_faults(block: Block, width: int, size: int) -> Iterator[Fault]:
-    for name, mixer in (("mixer", block.mixer), ("cross", block.cross)):
-        if isinstance(mixer, Attention):
-            if mixer.qk_norm_over != "head" and size > 1:
-                what = f"= '{mixer.qk_norm_over}': heads with norms of their own, or one for all, cannot be split"
-                yield Fault(f"{name}.qk_norm_over", f"{what}; set parallel.tensor = 1")
-            for field, heads in (("heads", mixer.heads), ("kv_heads", mixer.groups)):
-                if heads % size and (field == "heads" or mixer.heads % size == 0):
-                    fix = "lower parallel.tensor, or change the heads"
-                    yield Fault(f"{name}.{field}", f"= {heads}: {_must_divide(size)}; {fix}")
-    match block.feedforward:
-        case Experts(count=count) as experts:
-            hidden = experts.shared * experts.expert.hidden(width)
-            if count % size:
-                yield Fault(
-                    "feedforward.count", f"= {count}: {_must_divide(size)}; set it to {-(-count // size) * size}"
-                )
-            if hidden % size:
-                what = f"= {experts.shared}: the shared network is {hidden} wide, and this {_must_divide(size)}"
-                yield Fault("feedforward.shared", what)
-        case Network() as network if (hidden := network.hidden(width)) % size:
-            fix = f"set it to {-(-hidden // size) * size}"
-            yield Fault("feedforward.width", f"= {hidden}: {_must_divide(size)}; {fix}")
+    for name, mixer in block.attentions():
+        if mixer.qk_norm_over != "head" and size > 1:
+            what = f"= '{mixer.qk_norm_over}': heads with norms of their own, or one for all, cannot be split"
+            yield Fault(f"{name}.qk_norm_over", f"{what}; set parallel.tensor = 1")
+        for field, heads in (("heads", mixer.heads), ("kv_heads", mixer.groups)):
+            if heads % size and (field == "heads" or mixer.heads % size == 0):
+                fix = "lower parallel.tensor, or change the heads"
+                yield Fault(f"{name}.{field}", f"= {heads}: {_must_divide(size)}; {fix}")
+    for field, value, whole in block.feedforward.divided_sizes(width):
+        if whole % size and whole == value:
+            fix = f"set it to {-(-whole // size) * size}"
+            yield Fault(f"feedforward.{field}", f"= {whole}: {_must_divide(size)}; {fix}")
+        elif whole % size:
+            what = f"= {value}: the {field} network is {whole} wide, and this {_must_divide(size)}"
+            yield Fault(f"feedforward.{field}", what)
 
 
 def _must_divide(size: int) -> str:

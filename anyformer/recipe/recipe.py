@@ -129,7 +129,7 @@ def _train_faults(recipe: Recipe) -> Iterator[Fault]:
     for name, divided in (("shard", recipe.parallel.shard == "full"), ("tensor", recipe.parallel.tensor > 1)):
         if divided and train.optimizer.needs_whole:
             what = f"needs whole weights, and parallel.{name} = {getattr(recipe.parallel, name)!r} divides them"
-            instead = "use 'muon', which also stores less than AdamW"
+            instead = "use 'muon', which also stores less than 'adamw'"
             yield Fault("train.optimizer.kind", f"= '{train.optimizer.kind}': {what}; {instead}")
     yield from scale_faults(recipe.model, train.scale, train.optimizer, train.init_from)
     if train.patience and (train.evaluate_every is None or recipe.data.valid is None):

@@ -36,7 +36,7 @@ Label = Annotated[str, Field(min_length=1)]
 
 
 class TextFile(FileSource, SingleSource):
-    """Plain text for a language model: a file, or all text files in a folder and in those below it.
+    """Text for a language model: a file, or all text files in a folder and in those below it.
 
     `start` and `stop` select a part of it, as fractions of its characters. With `document = "line"`, a line belongs to
     the part in which it begins. With a `label`, all its texts have that label: one file per class.

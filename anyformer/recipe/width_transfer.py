@@ -17,15 +17,12 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from anyformer.config import (
-    Attention,
     Block,
     Fault,
     ModelConfig,
-    NoCompression,
     Normal,
     Spec,
     Stack,
-    Times,
     Xavier,
     factor,
 )
@@ -72,12 +69,10 @@ def scaled_model(model: ModelConfig, scale: WidthScale) -> ModelConfig:
 def _scaled_stack(stack: Stack, width: int, scale: MuP) -> Stack:
     def scaled(block: Block) -> Block:
         changes: dict[str, object] = {}
-        for name in ("mixer", "cross"):
-            if isinstance(a := getattr(block, name), Attention):
-                k = a.widths(width)[0]
-                base = scale.base_key_width or k * scale.ratio(width)
-                value = factor(a.scale, scale.base_width, base) * base / k
-                changes[name] = a.model_copy(update={"scale": Times(value=value)})
+        for name, a in block.attentions():
+            k = a.widths(width)[0]
+            base = scale.base_key_width or k * scale.ratio(width)
+            changes[name] = a.scaled(factor(a.scale, scale.base_width, base) * base / k)
         return block.model_copy(update=changes)
 
     blocks, prefix = (tuple(map(scaled, some)) for some in (stack.blocks, stack.prefix))
@@ -110,9 +105,8 @@ def scale_faults(model: ModelConfig, scale: WidthScale, optimizer: Optimizer, in
 
 
 def _uncovered(block: Block) -> Iterator[tuple[str, str]]:
-    for name in ("mixer", "cross"):
-        if isinstance(a := getattr(block, name), Attention):
-            if not isinstance(a.compress, NoCompression):
-                yield f"{name}.compress", f"= '{a.compress.kind}'"
-        elif a is not None:
-            yield name, f"= '{a.kind}'"
+    if block.mixer.attention is None:
+        yield "mixer", f"= '{block.mixer.kind}'"
+    for name, a in block.attentions():
+        if a.latent:
+            yield f"{name}.compress", f"= '{a.latent.kind}'"

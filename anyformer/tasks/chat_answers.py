@@ -16,7 +16,7 @@ from anyformer.data.conversations import MESSAGES, parse_messages
 from anyformer.data.readers import Rows
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Batches, Preferences, Rewards
+from anyformer.recipe import Answers, Batches
 from anyformer.tasks.base import example_fault
 from anyformer.tasks.chat import NEW_TOKENS, ChatWriter
 from anyformer.tasks.preferences import Preferring
@@ -29,7 +29,7 @@ class ChatAnswers(ChatWriter, SequenceToSequence):
 
     prompts_from = ("source", MESSAGES)
 
-    def __init__(self, spec: Preferences | Rewards, template: ChatTemplate):
+    def __init__(self, spec: Answers, template: ChatTemplate):
         super().__init__(template)
         self.spec, self.reader, self.begin = spec, template.tokenizer, []
 

@@ -10,13 +10,13 @@ ema                 Exponential moving average of the weights
 finetune            Weights from another run, frozen weights, layer-wise learning rates
 first_rows          First rows of a batch as text
 forecast            memory, time and price of a training run on GPUs that need not be there
-hidden_matrices     Linear layers and experts of the blocks, for Muon and width transfer
+hidden_matrices     Linear layers and experts of the blocks, for muon and width transfer
 job                 The built objects of one run: model, optimiser, loader, state
 log                 Progress bar, metrics.jsonl, TensorBoard, loss curve
 loop                The loop: steps, evaluations, snapshots, checkpoints
 machine             Choice of device, precision and compilation
 make_task           The task of a recipe with its tokenizers, and the model's config
-muon                Muon: orthogonal updates of hidden matrices
+muon                orthogonal updates of hidden matrices
 new_recipe          Recipes for a user's own files: what `new` writes
 objective           Model and loss as one module, compiled together
 optimisers          Optimisers from their specs

@@ -18,7 +18,7 @@ def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) ->
     """Return why the weights of a first model do not fit another.
 
     Dropout and the scaling of rotary angles may differ, an adapter may be added, and a task with its own head (labels,
-    masked LM) replaces the head.
+    masked language model) replaces the head.
     """
     if first.adapter is None:
         model = model.model_copy(update={"adapter": None})

@@ -1,7 +1,7 @@
 """The hidden matrices of a model: linear layers and experts of its blocks, which map one hidden vector to another.
 
-Muon updates these, and width transfer scales them. Embeddings, heads, routers, recurrent cells, convolutions, adapters
-and all vectors are not among them.
+The optimiser `muon` updates these, and width transfer scales them. Embeddings, heads, routers, recurrent cells,
+convolutions, adapters and all vectors are not among them.
 """
 
 from torch import nn

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from anyformer.attention.position_module import Positions
-from anyformer.config import Xavier
 from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
 from anyformer.nn.heads import VocabularyHead
 from anyformer.nn.model import Transformer
@@ -21,7 +20,7 @@ def scale_weights(model: Transformer, scale: WidthScale) -> None:
     if not isinstance(scale, MuP):
         return
     ratio = scale.ratio(model.config.width)
-    by_inputs = isinstance(model.config.init, Xavier)  # already in proportion to the root of the width
+    by_inputs = model.config.init.by_inputs  # already in proportion to the root of the width
     hidden, parameters = hidden_matrices(model), dict(model.named_parameters())
     for name in hidden:
         parameters[name].mul_(1.0 if by_inputs else math.sqrt(ratio))

@@ -3,7 +3,6 @@
 import torch
 
 from anyformer.attention.cache.paged import Pool
-from anyformer.config import Attention
 from anyformer.config.cost import Sizes
 from anyformer.generation.engine.interface import Limits
 from anyformer.kernels.runtime import Runtime
@@ -19,7 +18,7 @@ def is_paged(model: Transformer) -> bool:
         return False
     mixers = [block.mixer for block in decoder.unrolled()]
     stored = all(mixer.stores(model.config.width) is not None for mixer in mixers)
-    return stored and all(isinstance(mixer, Attention) or mixer.is_none for mixer in mixers)
+    return stored and all(mixer.attention or mixer.is_none for mixer in mixers)
 
 
 def new_pool(model: Transformer, pages: tuple[int, int], page_size: int, int8: bool = False) -> Pool:

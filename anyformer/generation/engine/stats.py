@@ -23,7 +23,7 @@ class Histogram:
 
 @dataclass
 class Stats:
-    """State of one model. Times are in seconds."""
+    """State of one model. All times are in seconds."""
 
     running: int = 0  # requests that are being answered
     submitted: int = 0  # requests, counted by their callers

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from math import prod
 
 from anyformer.config import (
-    Attention,
     Block,
     Layers,
     LoRA,
     ModelConfig,
-    Parallel,
     Position,
     Side,
     Stack,
@@ -84,7 +82,7 @@ def _position_module(stack: Stack, layers: list[Layers], d: int, inner: int) -> 
     """Count position tables: one set for the embeddings, one per scheme and number of heads, or one per layer."""
     tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
     for group in layers:
-        if isinstance(mixer := group.block.mixer, Attention) and not (at := position_of(mixer, stack)).embeds():
+        if (mixer := group.block.mixer.attention) and not (at := position_of(mixer, stack)).embeds():
             key = at, mixer.heads
             tables[key] = tables.get(key, 0) + group.own if at.per_layer else 1
     total = sum(count * _elements(at.tables(d, heads)) for (at, heads), count in tables.items())
@@ -103,9 +101,8 @@ def block_costs(block: Block, d: int, b: int, t: int, s: int, side: Side) -> Ite
         branches.append(("cross-attention", cost))
     if not block.feedforward.is_none:
         branches.append(("feed-forward", block.feedforward.cost(d, b * t)))
-    n, place, parallel = len(branches), block.placement, isinstance(block.order, Parallel)
-    shared = isinstance(block.order, Parallel) and block.order.shared_norm
-    before = (1 if shared else n) if place in ("pre", "sandwich") else 0
+    n, place, parallel = len(branches), block.placement, block.is_parallel
+    before = (1 if block.shares_norm else n) if place in ("pre", "sandwich") else 0
     after = {"pre": 0, "post": 1 if parallel else n, "branch": n, "sandwich": n}[place]
     # parallel branches share one input tensor, unless each has its own norm
     shared_input = parallel and (before < n or block.norm.is_none)

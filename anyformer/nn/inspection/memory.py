@@ -25,14 +25,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from anyformer.config import (
-    Attention,
     Block,
-    Experts,
     ModelConfig,
     Network,
     Norm,
     Relu,
-    Rotary,
     Side,
     Stack,
     pattern_of,
@@ -114,7 +111,7 @@ def training_memory(
     """Return the peak memory of a training step on a GPU, for `batch` rows of `length` tokens (as in `count`).
 
     Weights are fp32; with `precision` "bf16" matmuls are bf16. `recompute` is `train.checkpoint_activations`. `asked`
-    is the share of tokens that have a label: by default 15 % for a masked LM, else all. `context` is
+    is the share of tokens that have a label: by default 15 % for a masked language model, else all. `context` is
     `parallel.context`, and the result is of one of these processes. `optimizer` is `train.optimizer` of a recipe.
     """
     table = count(config, length, batch=batch, source_length=source_length)
@@ -150,8 +147,7 @@ def training_memory(
 def _mask_bytes(config: ModelConfig, lengths: dict[Side, int], context: int, mode: _Mode) -> int:
     """Return the bytes of the masks between the tokens of one process and whole rows."""
     pairs = {side: n * -(-n // context) for side, n in lengths.items()}
-    mixers = {(side, block.mixer) for side, block in _blocks(config) if isinstance(block.mixer, Attention)}
-    patterns = {(side, pattern_of(mixer, side)) for side, mixer in mixers}
+    patterns = {(side, pattern_of(a, side)) for side, block in _blocks(config) if (a := block.mixer.attention)}
     masked = [side for side, pattern in patterns if pattern.as_window != EVERYTHING and pairs[side] < MAX_MASK_PAIRS]
     return mode.size * sum(pairs[side] for side in masked) if context > 1 else 0
 
@@ -211,12 +207,10 @@ def _block(block: Block, stack: Stack, d: int, b: int, t: int, s: int, side: Sid
     saved += int(norms * (size + stream * (_norm_input_bytes(block.norm, mode) - size)))
     saved += norms * FP32 * (block.norm.saves(mode.compiled) - 1)
     saved += rows * d * mode.dropout * branches * (block.dropout > 0)
-    for a, keys in ((block.mixer, t), (block.cross, s)):
-        if isinstance(a, Attention):
-            saved += FP32 * rows * a.heads
-            rotated = a is block.mixer and isinstance(position_of(a, stack), Rotary)
-            if rotated and a.qk_norm.is_none:
-                saved += size * b * (t * a.heads + keys * a.groups) * a.widths(d)[0]
+    for name, a in block.attentions():
+        saved += FP32 * rows * a.heads
+        if name == "mixer" and position_of(a, stack).rotates() and a.qk_norm.is_none:
+            saved += size * b * t * (a.heads + a.groups) * a.widths(d)[0]
     spec = block.feedforward
     if isinstance(spec, Network):
         f = rows * spec.hidden(d)
@@ -236,9 +230,7 @@ def _norm_input_bytes(norm: Norm, mode: _Mode) -> int:
 def _layer_gradients(block: Block, d: int, b: int, t: int, mode: _Mode) -> int:
     """Return the bytes of gradients that exist at once in the backward pass of one layer."""
     spec, rows = block.feedforward, b * t
-    one = spec.expert if isinstance(spec, Experts) else spec
-    f = one.hidden(d) * (1 + one.gates) if isinstance(one, Network) else 0
-    f *= spec.top_k if isinstance(spec, Experts) else 1
+    f = one.hidden(d) * (1 + one.gates) * spec.choices_per_token if (one := spec.inner) else 0
     return rows * (2 * max(f, 4 * d) * mode.size + 2 * d * FP32)
 
 

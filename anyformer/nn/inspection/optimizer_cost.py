@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from anyformer.config import Experts, ModelConfig
+from anyformer.config import ModelConfig
 from anyformer.config.adapter import every_matrix
 from anyformer.config.model import tower_config
 from anyformer.nn.inspection.count import count
@@ -24,11 +24,9 @@ def hidden_matrices(config: ModelConfig) -> Iterator[HiddenMatrix]:
         yield HiddenMatrix(1, matrix.outputs, matrix.inputs)
     for stack in config.stacks.values():
         for group in stack.distinct():
-            if isinstance(spec := group.block.feedforward, Experts):
-                f = spec.expert.hidden(d)
-                for _ in range(group.own):
-                    yield HiddenMatrix(spec.count, f * (1 + spec.expert.gates), d)
-                    yield HiddenMatrix(spec.count, d, f)
+            for _ in range(group.own):
+                for number, matrix in group.block.feedforward.stacked_matrices(d):
+                    yield HiddenMatrix(number, matrix.outputs, matrix.inputs)
     if (tower := tower_config(config)) is not None:
         yield from hidden_matrices(tower)
 

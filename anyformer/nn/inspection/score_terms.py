@@ -34,9 +34,10 @@ from anyformer.nn.stack import BlockStack
 def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **options: Any) -> dict[str, Tensor]:
     """Return the terms [b, h, t, s] whose sum are the scores of an attention layer (`decoder.0.mixer`), before masks.
 
-    The terms are "content", and "bias" if the scheme adds one. Disentangled positions add "content-distance" and
-    "distance-content". With positions in the embeddings, "content-content", "content-position", "position-content" and
-    "position-position" are in place of "content"; projection biases count as content. Names have the query first.
+    The terms are "content", and "bias" if the scheme adds one. Positions of the kind `disentangled` add
+    "content-distance" and "distance-content". With positions in the embeddings, "content-content", "content-position",
+    "position-content" and "position-position" are in place of "content"; projection biases count as content. Names have
+    the query first.
     Raises with the reason if content and position cannot be separated.
     """
     refuse_state(options, "scores are split for complete texts")

@@ -21,15 +21,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from anyformer.config import (
-    Attention,
     Block,
-    Experts,
     ModelConfig,
-    Network,
     Special,
     Stack,
 )
-from anyformer.config.feedforward import FeedForward
 from anyformer.nn.inspection.cost_rules import block_costs
 from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import ADAMW, Memory, Precision, training_memory
@@ -76,8 +72,7 @@ class Split:
 
 def can_split_layers(config: ModelConfig, n: int) -> bool:
     """Return whether training can split a model into n parts along `tensor`; parts of other mixers are not counted."""
-    mixers = (a for block in _blocks(config) for a in (block.mixer, block.cross) if a is not None)
-    return all(isinstance(a, Attention) for a in mixers) and not any(tensor_faults(config, n))
+    return all(block.mixer.attention for block in _blocks(config)) and not any(tensor_faults(config, n))
 
 
 @cache
@@ -94,21 +89,14 @@ def tensor_part(config: ModelConfig, n: int) -> ModelConfig:
 
 def _stack_part(stack: Stack, d: int, n: int) -> Stack:
     def part(block: Block) -> Block:
-        changes: dict[str, object] = {"feedforward": _feedforward_part(block.feedforward, d, n)}
-        for name in ("mixer", "cross"):
-            if isinstance(a := getattr(block, name), Attention):
-                k, k_v = a.widths(d)
-                heads = {"heads": a.heads // n, "kv_heads": a.groups // n, "key_width": k, "value_width": k_v}
-                changes[name] = a.model_copy(update=heads)
+        changes: dict[str, object] = {"feedforward": block.feedforward.share(d, n)}
+        for name, a in block.attentions():
+            k, k_v = a.widths(d)
+            heads = {"heads": a.heads // n, "kv_heads": a.groups // n, "key_width": k, "value_width": k_v}
+            changes[name] = a.model_copy(update=heads)
         return block.model_copy(update=changes)
 
     return stack.model_copy(update={"blocks": (*map(part, stack.blocks),), "prefix": (*map(part, stack.prefix),)})
-
-
-def _feedforward_part(spec: FeedForward, d: int, n: int) -> FeedForward:
-    if isinstance(spec, Experts):
-        return spec.model_copy(update={"expert": _feedforward_part(spec.expert, d, n)})
-    return spec.model_copy(update={"width": spec.hidden(d) // n}) if isinstance(spec, Network) else spec
 
 
 def _blocks(config: ModelConfig) -> Iterator[Block]:
@@ -201,6 +189,5 @@ def gathered_values(config: ModelConfig, rows: MicroBatch, n: int) -> Iterator[t
     lengths = rows.lengths()
     for side, stack in config.stacks.items() if rows.context > 1 else ():
         for group in stack.distinct():
-            pairs = ((group.block.mixer, lengths[side]), (group.block.cross, lengths["encoder"]))
-            keys = [(a, s) for a, s in pairs if isinstance(a, Attention)]
+            keys = [(a, lengths["encoder" if name == "cross" else side]) for name, a in group.block.attentions()]
             yield sum(rows.batch * s * a.groups / n * sum(a.widths(config.width)) for a, s in keys), group.times

@@ -19,16 +19,10 @@ from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from anyformer.config import (
-    Attention,
     Block,
-    Disentangled,
-    Experts,
     ModelConfig,
-    Network,
-    Rotary,
     Side,
     Stack,
-    T5Bias,
     pairs,
     pattern_across,
     pattern_of,
@@ -162,22 +156,22 @@ class _Layer(NamedTuple):
         attention, biased = (ATTENTION_BACKWARD * flops for flops in (ahead.attention, ahead.biased))
         return PartWork(2 * ahead.matmul, attention, moved, branches * KERNELS[1], biased)
 
-    def _attentions(self) -> list[tuple[Attention, int, bool]]:
-        """Return each attention of the layer with the number of its keys, and whether it reads the encoder."""
-        both = ((self.block.mixer, self.t, False), (self.block.cross, self.s, True))
-        return [(a, keys, across) for a, keys, across in both if isinstance(a, Attention)]
+    def _keys(self, name: str) -> int:
+        """Return the number of keys of an attention by its name in the block."""
+        return self.s if name == "cross" else self.t
 
     def _attention(self) -> tuple[float, float, float]:
         """Return the FLOPs that attention kernels compute, without and with a bias, and those of `count`."""
         computed = biased = counted = 0.0
-        for a, keys, across in self._attentions():
+        for name, a in self.block.attentions():
+            keys, across = self._keys(name), name == "cross"
             pattern = pattern_across(a) if across else pattern_of(a, self.side)
             flops = (
                 2.0 * self.rows.batch * a.heads * pairs(pattern, self.t, keys) * sum(a.kernel_widths(self.config.width))
             )
             flops /= self.rows.context
             counted += flops
-            if not across and isinstance(position_of(a, self.stack), T5Bias | Disentangled):
+            if not across and position_of(a, self.stack).learns_scores:
                 biased += flops
             else:
                 computed += flops / 2 if pattern.as_window == PAST else flops  # kernels skip what no query sees
@@ -186,8 +180,8 @@ class _Layer(NamedTuple):
     def _attention_bytes(self) -> float:
         """Return the bytes of queries, keys, values and outputs."""
         values = 0.0
-        for a, keys, _ in self._attentions():
-            own = self.tokens * a.heads + self.rows.batch * keys * a.groups
+        for name, a in self.block.attentions():
+            own = self.tokens * a.heads + self.rows.batch * self._keys(name) * a.groups
             values += own * sum(a.kernel_widths(self.config.width))
         return values * self.size
 
@@ -197,24 +191,21 @@ class _Layer(NamedTuple):
         source_rows = self.rows.batch * self.s / self.rows.context
         for _, inputs, outputs, across, fixed, _ in matrices(self.block, d, self.stack.position):
             total += (fixed or (source_rows if across else rows)) * (inputs + outputs) + inputs * outputs
-        if isinstance(experts := self.block.feedforward, Experts):
+        if stacked := [*self.block.feedforward.stacked_matrices(d)]:
             inner, gates = self._hidden()
-            total += rows * (2 * d * experts.top_k + inner * (2 + gates))
-            total += experts.count * d * experts.expert.hidden(d) * (2 + gates)
+            total += rows * (2 * d * self.block.feedforward.choices_per_token + inner * (2 + gates))
+            total += sum(number * matrix.inputs * matrix.outputs for number, matrix in stacked)
         return total * self.size
 
     def _hidden(self) -> tuple[int, int]:
         """Return the hidden values of the feed-forward for each token, and 1 if it has a gate."""
         spec = self.block.feedforward
-        if isinstance(spec, Experts):
-            inner = spec.expert.hidden(self.config.width) * (spec.top_k + spec.shared)
-            return inner, spec.expert.gates
-        return (spec.hidden(self.config.width), spec.gates) if isinstance(spec, Network) else (0, 0)
+        return spec.hidden_values(self.config.width), spec.inner.gates if spec.inner else 0
 
     def _rotated(self) -> float:
         """Return the bytes of rotating queries and keys."""
-        mixer = self.block.mixer
-        if not isinstance(mixer, Attention) or not isinstance(position_of(mixer, self.stack), Rotary):
+        mixer = self.block.mixer.attention
+        if mixer is None or not position_of(mixer, self.stack).rotates():
             return 0.0
         return 2.0 * self.tokens * (mixer.heads + mixer.groups) * mixer.widths(self.config.width)[0] * self.size
 

@@ -6,7 +6,7 @@ The sizes are those of the recipes that come with anyformer, which were tuned on
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anyformer.config import Attention, ModelConfig
+from anyformer.config import ModelConfig
 from anyformer.recipe import Lengths, Task
 from anyformer.training.new_recipe.texts import MAX_PIECES, MAX_PREDICTED_ON_CPU, TextStats, pieces, whole_words, words
 
@@ -248,7 +248,7 @@ def _from_run(facts: DataFacts, path: str, config: ModelConfig) -> Sections:
         lines.append(RecipeLine("adapter", value, "trains small matrices beside the weights, which stay as they are"))
     for side, stack in config.stacks.items():
         drops = "dropout = 0.1, mixer.dropout = 0.1"
-        if not all(isinstance(block.mixer, Attention) for block in stack.blocks):
+        if not all(block.mixer.attention for block in stack.blocks):
             drops = "dropout = 0.1"
         if not any(block.dropout for block in stack.blocks):
             lines.append(RecipeLine(f"{side}.blocks", f"{{ {drops} }}", "against overfitting"))
