@@ -81,19 +81,20 @@ def path(module: str) -> Path:
 def _names(body: list[ast.stmt]) -> Iterator[Name]:
     seen = set[str]()
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
             if "overload" in decorators or node.name in seen or any(".setter" in one for one in decorators):
                 continue
             seen.add(node.name)
             doc = ast.get_docstring(node) or ""
-            if isinstance(node, ast.FunctionDef):
-                yield Name(node.name, _signature(node, "property" in decorators), doc)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                is_property = "property" in decorators or "cached_property" in decorators
+                yield Name(node.name, _signature(node, is_property), doc)
             else:
                 yield Name(node.name, _class_signature(node), doc, tuple(one for one in _names(node.body) if one.doc))
 
 
-def _signature(node: ast.FunctionDef, is_property: bool) -> str:
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, is_property: bool) -> str:
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     if is_property:
         return node.name + returns.replace(" -> ", ": ")
@@ -101,10 +102,11 @@ def _signature(node: ast.FunctionDef, is_property: bool) -> str:
     for first in (args.posonlyargs or args.args)[:1]:
         if first.arg in ("self", "cls"):
             (args.posonlyargs or args.args).pop(0)
-    whole = f"{node.name}({ast.unparse(args)}){returns}"
+    name = f"async {node.name}" if isinstance(node, ast.AsyncFunctionDef) else node.name
+    whole = f"{name}({ast.unparse(args)}){returns}"
     if len(whole) <= 100:
         return whole
-    return f"{node.name}(\n    " + ",\n    ".join(_split(ast.unparse(args))) + f",\n){returns}"
+    return f"{name}(\n    " + ",\n    ".join(_split(ast.unparse(args))) + f",\n){returns}"
 
 
 def _split(args: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The public surface, frozen: a change here is a change that users notice."""
 
 import ast
+import doctest
 import subprocess
 import sys
 from pathlib import Path
@@ -238,7 +239,11 @@ def imported(code: str) -> set[str]:
 def shown_code() -> list[str]:
     code = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")]
     for page in PAGES:
-        code += [block.body for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python"]
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.language == "python":
+                code.append(block.body)
+            elif block.language == "pycon":
+                code.append("\n".join(example.source for example in doctest.DocTestParser().get_examples(block.body)))
     return code
 
 

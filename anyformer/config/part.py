@@ -100,6 +100,21 @@ def register(*parts: type[Part]) -> None:
 
     A part is a subclass of a family (`anyformer.config.Norm`, for example) that has a literal `kind` and its family's
     methods. Registering a class again, after a change in a notebook, replaces it.
+
+    Args:
+        parts: classes.
+
+    Raises:
+        ValueError: a class is incomplete, belongs to no family, or has the kind of another part.
+
+    Example:
+        >>> from typing import Literal
+        >>> from anyformer.config import Activation
+        >>> class Cube(Activation):
+        ...     kind: Literal["cube"] = "cube"
+        ...     def function(self):
+        ...         return lambda x: x**3
+        >>> af.register(Cube)  # doctest: +SKIP
     """
     for part in parts:
         _check(part)

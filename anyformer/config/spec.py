@@ -52,7 +52,21 @@ class Fault(NamedTuple):
 
 
 class ConfigError(ValueError):
-    """Wrong input in a config: one line per fault, all faults at once, in a text of at most `MAX_TEXT` characters."""
+    """Wrong input: one line per fault, all faults at once, in a text of at most `MAX_TEXT` characters.
+
+    Args:
+        faults: places with what is wrong there.
+
+    Attributes:
+        faults: the same, each with its `path` and `message`.
+
+    Example:
+        >>> try:
+        ...     af.presets.gpt2(width=65, heads=4)
+        ... except af.ConfigError as error:
+        ...     print(error.faults[0].path)
+        decoder.blocks.0.mixer.heads
+    """
 
     def __init__(self, faults: Iterable[Fault]):
         self.faults = tuple(fault.shortened() for fault in faults)

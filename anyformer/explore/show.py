@@ -44,10 +44,28 @@ def show(
     off: Sequence[str] = (),
     height: int = 720,
 ) -> HtmlDocument:
-    """Return the page for a run and a text, opened at a view, such as "path", "heads", "matrix", "lens" or "block".
+    """Return the page of a run and a text for a notebook.
 
-    `off` lists disabled heads, such as `decoder.0.3`. The size of the document is limited: details of long texts, such
-    as q · k of every link, need `anyformer explore`.
+    The size of the document is limited: details of long texts, such as q · k of every link, need `anyformer explore`.
+
+    Args:
+        run: the run.
+        text: the text that the model reads.
+        target: the output that is read with the text; None: a model that answers a source writes it.
+        view: where the page opens: "path", "heads", "matrix", "lens", "block" or another view.
+        off: disabled heads, such as `decoder.0.3`.
+        height: of the page in pixels.
+
+    Returns:
+        A document that a notebook displays, and that `save` writes to a file.
+
+    Raises:
+        ConfigError: the model cannot read the text, or a head does not exist.
+
+    Example:
+        >>> page = af.show(af.load("runs/sort", device="cpu"), "3 1 2", view="lens")
+        >>> page.height
+        720
     """
     opened = OpenRun(run.folder.resolve().name, run, run.folder)
     workspace, name = Workspace({opened.name: opened}), opened.name

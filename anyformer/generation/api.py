@@ -18,6 +18,7 @@ from anyformer.generation.sampling import sample as sample
 from anyformer.generation.score import fill_mask as fill_mask, score as score, sliding as sliding
 from anyformer.generation.speculative import speculate as speculate
 from anyformer.generation.strategy import (
+    Beam as Beam,
     Contrastive as Contrastive,
     Draft as Draft,
     Lookup as Lookup,

@@ -54,15 +54,40 @@ def generate(
     reuse: Reuse | None = None,
     **how: Any,
 ) -> Tensor:
-    """Continue prompts [b, t] to [b, t + new], or answer sources [b, s] with [b, 1 + new], the start id first.
-
-    A source may also be images or features, if the encoder reads those. The named options are the fields of `Request`.
-    `how` are those of `Sampling`: temperature, top_k, top_p, ...; without any, decoding is greedy.
+    """Continue prompts, or answer sources.
 
     A row ends at its first `stop` id or at its budget and is padded from there; decoding ends when all rows have ended.
-    Prompts of unequal length are padded on either side, with `segments` -1 or `attention_mask` 0 there. A row's result
-    does not depend on the other rows. `cache="int8"` takes a half to a quarter of the memory and may change answers a
-    little; `compile` makes steps faster after tens of seconds.
+    A row's result does not depend on the other rows.
+
+    Args:
+        model: a decoder or an encoder-decoder.
+        ids: prompts [b, t], or sources [b, s]; images or features, if the encoder reads those.
+        max_new_tokens: budget of all rows, or one for each.
+        stop: ids that end a row.
+        segments: int [b, t], -1 at the padding of prompts of unequal length, on either side.
+        attention_mask: bool [b, t] in place of segments, 0 at padding.
+        marks: 1 at tokens that the whole prompt sees [b, t]; such a prompt is read at once.
+        seed: of the random numbers of sampling; None: another one in each call.
+        constraint: an automaton that every answer meets within its budget (`Run.generate` makes it of a regex, a JSON
+            schema or choices).
+        cache: "auto", "static", "int8" (a half to a quarter of the memory; answers may change a little), or "none":
+            the whole text is read again for each token.
+        chunk: tokens of a prompt that are read at once; None: all.
+        compile: steps are faster after tens of seconds.
+        reuse: earlier texts whose beginnings are not read again.
+        how: options of `Sampling`: temperature, top_k, top_p, ...; without any, decoding is greedy.
+
+    Returns:
+        int [b, t + new], prompts with their continuations; of an encoder-decoder [b, 1 + new], the start id first.
+
+    Raises:
+        ConfigError: an option does not fit the model or another option.
+        NonFiniteLogits: logits of some rows were not finite; the error has the other rows.
+
+    Example:
+        >>> model = af.Transformer(af.presets.gpt2(depth=2, width=64, heads=4, vocab=97))
+        >>> af.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=4, temperature=0.8, seed=0).shape
+        torch.Size([1, 7])
     """
     request = Request(
         ids,

@@ -38,6 +38,23 @@ class Reuse:
 
     Answers do not change. Texts are forgotten once the model's weights, buffers or precision change: each call
     reads all weights once to find out, which takes as long as a few decode steps.
+
+    Args:
+        texts: how many of the last texts are kept.
+
+    Attributes:
+        spared: tokens that were not read again, so far.
+
+    Raises:
+        ValueError: `texts` is below 1.
+
+    Example:
+        >>> model = af.Transformer(af.presets.gpt2(depth=2, width=64, heads=4, vocab=97))
+        >>> reuse = af.Reuse()
+        >>> for last in (4, 5):
+        ...     _ = af.generate(model, torch.tensor([[1, 2, 3, last]]), max_new_tokens=2, reuse=reuse)
+        >>> reuse.spared
+        3
     """
 
     def __init__(self, texts: int = 8):

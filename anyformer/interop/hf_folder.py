@@ -82,10 +82,26 @@ def from_hf(
     ignore_fields: Iterable[str] = (),
     device: str | torch.device | None = None,
 ) -> Run:
-    """Load a folder of `transformers` as a run.
+    """Load a folder of `transformers` as a run. No code from the folder is executed.
 
-    `tokenizer` is the file or folder of another tokenizer than its own. `family` is the `model_type` of a config.json
-    that has none or an unknown one. Fields of config.json in `ignore_fields` are read as if they were left out.
+    Args:
+        folder: a folder with config.json, weights and tokenizer.
+        tokenizer: the file or folder of another tokenizer than its own.
+        allow_pickle: also read weights in .bin files, by a reader of tensors alone.
+        family: the `model_type` of a config.json that has none or an unknown one.
+        ignore_fields: fields of config.json that are read as if they were left out.
+        device: such as "cpu" or "cuda:1"; None: a GPU where there is one.
+
+    Returns:
+        A run, which predicts, generates, is served and fine-tuned as one that was trained here.
+
+    Raises:
+        ConfigError: the family or a field is not supported, or weights are missing.
+
+    Example:
+        >>> run = af.from_hf("downloads/SmolLM2-135M")  # doctest: +SKIP
+        >>> run.generate(["The capital of France is"], max_new_tokens=1)  # doctest: +SKIP
+        [' Paris']
     """
     folder = Path(folder)
     found = read_model(folder, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields)
@@ -250,9 +266,22 @@ def _speech(found: PublicModel, text: TextTokenizer) -> Transcribe:
 
 
 def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
-    """Write a run as a public folder, and return the name of its family: `family`, or the first that fits.
+    """Write a run as a folder of `transformers`. Adapters are merged.
 
-    Adapters are merged.
+    Args:
+        run: the run.
+        folder: a new folder.
+        family: the `model_type`; None: the first that fits.
+
+    Returns:
+        The name of the family.
+
+    Raises:
+        ConfigError: no family has such a model, each with the reason; or the folder exists.
+
+    Example:
+        >>> af.to_hf(af.load("runs/stories"), "exported")  # doctest: +SKIP
+        'llama'
     """
     check_parts(run.model, "is written with it:")
     folder, run = Path(folder), run.merge()

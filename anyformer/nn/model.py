@@ -43,8 +43,17 @@ class Transformer(nn.Module):
 
     It is built on the meta device and then initialised, so the same seed gives the same weights on every device.
 
+    Args:
+        config: the model. Inside `with torch.device("meta")` its weights are not allocated: see `materialise`.
+
     Attributes:
+        config: the same.
         backend: attention kernel to use; "auto" selects the fastest that can run.
+
+    Example:
+        >>> model = af.Transformer(af.presets.gpt2(depth=2, width=64, heads=4, vocab=97))
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 97])
     """
 
     def __init__(self, config: ModelConfig):

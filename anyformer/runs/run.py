@@ -69,7 +69,20 @@ REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safet
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with its task and tokenizers."""
+    """A trained model with its task and tokenizers.
+
+    Attributes:
+        model: the `Transformer`.
+        task: the task with its tokenizers: it encodes rows, computes losses and metrics, and predicts.
+        spec: the task as the recipe has it.
+        folder: the folder that the run was loaded from.
+        defaults: options of generation that a call need not give.
+
+    Example:
+        >>> run = af.load("runs/sort")
+        >>> run.predict(["3 1 2"])
+        ['1 2 3']
+    """
 
     model: Transformer
     task: BuiltTask
@@ -90,11 +103,35 @@ class Run:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template of the run's tokenizer, if it has one: see `data/chat_template.py`."""
+        """The chat template of the run's tokenizer; None: it has none. See `data/chat_template.py`.
+
+        Raises:
+            ConfigError: the template cannot be compiled.
+
+        Example:
+            >>> af.load("runs/sort").chat_template is None
+            True
+        """
         return ChatTemplate.of(self.tokenizer, f"{visible(str(self.folder / FILE))}: {CHAT}")
 
     def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
-        """Return the task's answers: labels, numbers, translations or continuations, with the options of `generate`."""
+        """Return the task's answers: labels, numbers, translations or continuations.
+
+        Args:
+            texts: texts as the task reads them; for models of images the paths of files.
+            options: of a task that writes, those of `generate`; of others, such as `prompt_name`, those of the task.
+
+        Returns:
+            One answer for each text, in their order, as the files of predictions have it.
+
+        Raises:
+            ConfigError: a text or an option does not fit the task or the model.
+
+        Example:
+            >>> run = af.load("runs/sort")
+            >>> run.predict(["3 1 2", "9 7 8 7"])
+            ['1 2 3', '7 7 8 9']
+        """
         check_media(self.task, texts)
         if self.defaults != NO_DEFAULTS:  # of a run that generates
             options = self.defaults.merged(options)
@@ -102,15 +139,64 @@ class Run:
             return self.task.predict(self.model.eval(), texts, **options)
 
     def generate(self, texts: Sequence[str], **options: Any) -> list[str]:
-        """Return continuations or answers of texts, with all options of decoding: see `tasks/generation.py`."""
+        """Return continuations or answers of texts.
+
+        Args:
+            texts: prompts of a language model, or sources.
+            options: every option of decoding: `max_new_tokens`, `temperature`, `beams`, `stop`, `regex` and others.
+
+        Returns:
+            One text for each, without its prompt.
+
+        Raises:
+            ConfigError: an option does not fit the strategy or the model, or the model does not write.
+
+        Example:
+            >>> run = af.load("runs/sort")
+            >>> run.generate(["3 1 2"], max_new_tokens=2)
+            ['1 2']
+        """
         return generation.generate(self.writer(), self.model, texts, **self.defaults.merged(options))
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """Yield the output for one text in pieces; joined, they are the result of `generate`."""
+        """Yield the output for one text in pieces; joined, they are the result of `generate`.
+
+        Args:
+            text: a prompt or a source.
+            options: those of `generate`.
+
+        Yields:
+            Text that no later token changes.
+
+        Raises:
+            ConfigError: as `generate`, before the first piece.
+
+        Example:
+            >>> run = af.load("runs/sort")
+            >>> "".join(run.stream("3 1 2"))
+            '1 2 3'
+        """
         return generation.stream(self.writer(), self.model, text, **self.defaults.merged(options))
 
     def hypotheses(self, texts: Sequence[str], **options: Any) -> list[list[generation.Hypothesis]]:
-        """Return the `n_best` hypotheses of a beam search for each text, with their scores."""
+        """Return several answers to each text by beam search.
+
+        Args:
+            texts: prompts or sources.
+            options: `beams`, `n_best` (by default 1) and other options of `generate`.
+
+        Returns:
+            For each text the best hypotheses, the first with the highest `score`, each with its `text`.
+
+        Raises:
+            ConfigError: `beams` is missing, `n_best` is above it, or an option does not fit.
+
+        Example:
+            >>> run = af.load("runs/sort")
+            >>> [found] = run.hypotheses(["3 1 2"], beams=3, n_best=2)
+            >>> len(found), found[0].text, found[0].score > found[1].score
+            (2, '1 2 3', True)
+        """
         return generation.hypotheses(self.writer(), self.model, texts, **self.defaults.merged(options))
 
     def score(
@@ -121,16 +207,51 @@ class Run:
         window: int | None = None,
         stride: int | None = None,
     ) -> list[scoring.TextScore]:
-        """Return the log-probability of each text, or of an answer to each; see `tasks/scoring.py` for windows."""
+        """Return the log-probability of each text, or of an answer to each.
+
+        Args:
+            texts: texts of a language model, or sources.
+            answers: one for each text; None: the texts themselves are scored.
+            window: of texts that are longer than the model reads, the tokens that it reads at once.
+            stride: tokens by which the window moves.
+
+        Returns:
+            For each text its `ids`, the `logprobs` of each, their `total` and the `perplexity`.
+
+        Raises:
+            ConfigError: a text is longer than the model reads, or the model does not write.
+
+        Example:
+            >>> run = af.load("runs/sort")
+            >>> right, wrong = run.score(["3 1 2", "3 1 2"], ["1 2 3", "3 2 1"])
+            >>> right.total > wrong.total
+            True
+        """
         check_media(self.task, texts)
         return scoring.score(self.writer(), self.model, texts, answers, window=window, stride=stride)
 
     def alternatives(
         self, text: str, k: int = 10, *, answer: str = "", at: int | None = None
     ) -> list[scoring.Alternative]:
-        """Return the k most probable next tokens, or those `at` an earlier position; see `tasks/scoring.py`.
+        """Return the k most probable next tokens, or those for a mask of a masked language model.
 
-        A masked language model returns the most probable tokens for a mask.
+        Args:
+            text: a prompt, a source, or a text with a mask.
+            k: how many tokens to return.
+            answer: the beginning of the answer, after which the next token stands.
+            at: number of the token that is predicted, or of the mask; None: the next one, or the only mask.
+
+        Returns:
+            Each `token` with its `id` and `probability`, the most probable first.
+
+        Raises:
+            ConfigError: a position is outside of the text, or the model neither writes nor fills masks.
+
+        Example:
+            >>> run = af.load("runs/sort")
+            >>> [first, *_] = run.alternatives("3 1 2", k=3, answer="1")
+            >>> first.token
+            '2'
         """
         check_media(self.task, [text])
         if self.config.head.output == "masked_lm":
@@ -141,7 +262,23 @@ class Run:
         return scoring.alternatives(self.writer(), self.model, text, k, answer=answer, at=at)
 
     def chat(self, system: str | None = None) -> Conversation:
-        """Return a new conversation with a model whose tokenizer has a chat template, after a system message."""
+        """Return a new conversation with a model whose tokenizer has a chat template.
+
+        Args:
+            system: the message before those of the user; None: none.
+
+        Returns:
+            A conversation, whose `reply` yields the answer to a message in pieces.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template.
+
+        Example:
+            >>> run = af.load("runs/assistant")  # doctest: +SKIP
+            >>> conversation = run.chat(system="Answer in one word.")  # doctest: +SKIP
+            >>> "".join(conversation.reply("What is the capital of Korea?"))  # doctest: +SKIP
+            'Seoul'
+        """
         self.writer()
         if self.chat_template is None or self.config.encoder is not None:
             what = "is no chat model: its tokenizer has no chat template; `anyformer generate` continues texts"
@@ -149,20 +286,69 @@ class Run:
         return Conversation(self.chat_template, self.model, system, self.defaults)
 
     def part(self, name: str) -> "Run":
-        """Return one task of a mixture as a run with the same model."""
+        """Return one task of a mixture as a run with the same model.
+
+        Args:
+            name: the name of the task in the recipe.
+
+        Returns:
+            A run whose answers are those of this task.
+
+        Raises:
+            ConfigError: there is no such task, or the run is no mixture.
+
+        Example:
+            >>> run = af.load("runs/multitask")  # doctest: +SKIP
+            >>> run.part("sst2").predict(["a fine film"])  # doctest: +SKIP
+            ['positive']
+        """
         task = self.task.part(name)
         return replace(self, task=task, spec=task.spec)
 
     def quantise(self, bits: Bits = 8) -> "Run":
-        """Return the run with weights of 8 or 4 bits, for decoding: see `nn/transforms/quantise.py`."""
+        """Return the run with weights of 8 or 4 bits, for decoding.
+
+        Args:
+            bits: 8 or 4.
+
+        Returns:
+            A run whose model cannot be trained; this one keeps its own. See `af.quantise`.
+
+        Raises:
+            ValueError: bits are neither 8 nor 4.
+
+        Example:
+            >>> run = af.load("runs/sort").quantise(8)
+            >>> run.predict(["3 1 2"])
+            ['1 2 3']
+        """
         return replace(self, model=quantise(self.model, bits))
 
     def merge(self) -> "Run":
-        """Return the run with its adapter merged into the weights: see `nn/transforms/merge.py`."""
+        """Return the run with its LoRA adapter merged into the weights.
+
+        Returns:
+            A run with the same outputs and without an adapter; of a run without one, an equal run.
+
+        Example:
+            >>> af.load("runs/sort").merge().config.adapter is None
+            True
+        """
         return replace(self, model=merge(self.model))
 
     def writer(self) -> generation.Writer:
-        """Return the task that generates text."""
+        """Return the task that generates text.
+
+        Returns:
+            The run's task, or of a mixture the one that is used without a name.
+
+        Raises:
+            ConfigError: the model does not write.
+
+        Example:
+            >>> af.load("runs/sort").writer().spec.kind
+            'seq2seq'
+        """
         task = self.task.part(None)
         if not isinstance(task, generation.Writer):
             raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
@@ -185,9 +371,25 @@ def _finite(model: Transformer) -> Iterator[None]:
 
 
 def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
-    """Return a run from its folder, with the weights that are evaluated; by default on a GPU where there is one.
+    """Return a run from its folder, with the weights that are evaluated.
 
     An unfinished run is loaded from its newest checkpoint. A damaged one is passed over with a warning.
+
+    Args:
+        folder: a run folder, or one of its checkpoints.
+        device: such as "cpu" or "cuda:1"; None: a GPU where there is one.
+
+    Returns:
+        The run; its model is in evaluation mode.
+
+    Raises:
+        ConfigError: the folder is no run, a file is missing or differs from its checksum, or the run needs parts from
+            outside that are not known (`register`, `--import`).
+
+    Example:
+        >>> run = af.load("runs/sort", device="cpu")
+        >>> run.config.shape
+        'decoder'
     """
     folder = _home(Path(folder))
     listed = verify(folder)

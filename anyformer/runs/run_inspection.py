@@ -91,7 +91,25 @@ def unreadable(run: Run) -> str:
 def attention_maps(
     of: Run | Transformer, *inputs: str | Tensor, target: str | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Return the attention maps of a run for a text, or of a model for ids (see `nn/inspection/attention_maps.py`)."""
+    """Return the attention maps of a run for a text, or of a model for ids.
+
+    Args:
+        of: a run or a model.
+        inputs: the text; for a model ids [b, t], or source and target.
+        target: the output that is read with the text; None: a model that answers a source writes it.
+        options: `stacks`, `layers` and `heads` that are returned (see `nn/inspection/attention_maps.py`).
+
+    Returns:
+        {"encoder" | "decoder" | "cross": [layers, b, heads, t, s]}; rows are queries and sum to 1.
+
+    Raises:
+        ValueError: a run is given ids, or a layer or head does not exist.
+
+    Example:
+        >>> maps = af.attention_maps(af.load("runs/sort", device="cpu"), "3 1 2")
+        >>> list(maps), bool((maps["decoder"].sum(-1) - 1).abs().max() < 1e-4)
+        (['decoder'], True)
+    """
     if isinstance(of, Transformer):
         return maps.attention_maps(of, *inputs, **options)  # type: ignore[arg-type]
     if len(inputs) != 1 or not isinstance(inputs[0], str):

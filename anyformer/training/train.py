@@ -63,11 +63,33 @@ def train(
     console: Console | None = None,
     began: float | None = None,
 ) -> Run:
-    """Train a model by a recipe (a built-in name, a file, or a `Recipe`) and return the run.
+    """Train a model by a recipe, write its run folder, and return the run.
 
-    The run is written to `out`, by default `runs/<name>`. With `resume`, training continues in that folder; data files
-    that changed since the last checkpoint are refused unless `allow_changed_data` is set. Under torchrun every process
-    calls it, and each gets the run. `began`: when the time of `train.minutes` began, by `time.monotonic`; None: now.
+    Under torchrun every process calls it, and each gets the run.
+
+    Args:
+        recipe: the name of a built-in recipe, a file, or a `Recipe`.
+        out: the run folder; None: `runs/<name>`.
+        overrides: changes of the recipe, such as `train.steps=200`.
+        resume: continue the training in that folder.
+        allow_changed_data: with `resume`, accept data files that changed since the last checkpoint.
+        console: where progress is shown; None: standard output.
+        began: when the time of `train.minutes` began, by `time.monotonic`; None: now.
+
+    Returns:
+        The run with the weights that are evaluated: the best, the averaged or the last, as the recipe says.
+
+    Raises:
+        ConfigError: the recipe, the data or the folder are wrong; all faults at once, before the first step.
+        Diverged: losses were not finite too often.
+        Interrupted: a signal ended the training; its last step is saved.
+
+    Example:
+        >>> changes = ["train.steps=2", "data.train.count=64", "data.valid.count=8", "data.test.count=8"]
+        >>> run = af.train("sort", out="runs/two-steps", overrides=changes)  # doctest: +ELLIPSIS
+        step 2/2  loss ...
+        >>> run.folder.name
+        'two-steps'
     """
     if allow_changed_data and not resume:
         raise ConfigError([Fault("--allow-changed-data", "needs --resume: a new run has no earlier data")])
@@ -136,12 +158,27 @@ def evaluate(
     by: str | None = None,
     bits: Bits | None = None,
 ) -> Metrics:
-    """Evaluate a run on a split of its recipe's data, with `overrides` such as `task.beams=5`.
-
-    `split` may be the name of a test set; "test" is all of them, with metrics such as `name.loss`. With `by`, a column
-    of the file, the note `by` has the metrics for the rows of each value. `bits` are those of quantised weights.
+    """Evaluate a run on a split of its recipe's data.
 
     Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
+
+    Args:
+        folder: a run folder.
+        overrides: changes of the recipe, such as `task.beams=5`.
+        split: "train", "valid", "test", or the name of a test set; "test" is all of them, as `name.loss`.
+        by: a column of the file; the note `by` has the metrics for the rows of each value.
+        bits: 8 or 4 for quantised weights; None: the weights as they are.
+
+    Returns:
+        The metrics: the `count` of rows or tokens, `values` by their names, and `notes`.
+
+    Raises:
+        ConfigError: the run has no recipe or no such split, or an override changes what training has fixed.
+
+    Example:
+        >>> metrics = af.evaluate("runs/sort", ["data.test.count=20"])
+        >>> metrics.count, metrics.values["exact_match"]
+        (20, 1.0)
     """
     run = load(folder)
     run = run if bits is None else run.quantise(bits)

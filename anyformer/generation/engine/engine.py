@@ -44,12 +44,30 @@ log = logging.getLogger(__name__)
 class Engine:
     """Serves one run or several, by name.
 
-        async with af.Engine(run) as engine:
-            async for event in engine.submit(Request(ids, max_new_tokens=20)):
-                ...
-
     All models run in one thread, which the engine starts and ends. Its methods are for one event loop or several.
     A bare model in place of a run reads and writes ids only.
+
+    Args:
+        runs: one run or model, or several by their names.
+        limits: rows, pages, lengths of the queue and other limits; None: the defaults.
+        adapters: for the name of a model, runs with LoRA adapters of its weights, by name.
+
+    Raises:
+        UnknownModel: adapters are given for a model that is not served.
+        ConfigError: an adapter does not fit the weights of its model.
+
+    Example:
+        >>> import asyncio
+        >>> from anyformer.generation.api import Request
+        >>> model = af.Transformer(af.presets.gpt2(depth=1, width=16, heads=2, vocab=11))
+        >>> async def main():
+        ...     async with af.Engine(model) as engine:
+        ...         async for event in engine.submit(Request(torch.tensor([[1, 2]]), max_new_tokens=2)):
+        ...             print(type(event).__name__)
+        >>> asyncio.run(main())
+        Token
+        Token
+        Finished
     """
 
     def __init__(
@@ -58,7 +76,6 @@ class Engine:
         limits: Limits | None = None,
         adapters: Mapping[str, Mapping[str, Run | Transformer]] | None = None,
     ):
-        """`adapters`: for the name of a model, runs with LoRA adapters of its weights, by name."""
         self.limits = limits or Limits()
         named = runs if isinstance(runs, Mapping) else {_name(runs): runs}
         adapters = adapters or {}
@@ -95,7 +112,17 @@ class Engine:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that runs the models."""
+        """Start the thread that runs the models. `async with` does it, and closes the engine at its end.
+
+        Raises:
+            Closing: the engine has been started before.
+
+        Example:
+            >>> engine = af.Engine(af.load("runs/sort"))
+            >>> engine.start()
+            >>> import asyncio
+            >>> asyncio.run(engine.close())
+        """
         if self._thread is not None:
             raise Closing("an engine is started once: make another")
         self._open = self._drain = True
@@ -103,7 +130,16 @@ class Engine:
         self._thread.start()
 
     async def close(self, drain: bool = True) -> None:
-        """Refuse new requests and end the thread: after all requests have finished, or with `drain=False` at once."""
+        """Refuse new requests and end the thread.
+
+        Args:
+            drain: first finish all requests; else they end at once as cancelled.
+
+        Example:
+            >>> import asyncio
+            >>> engine = af.Engine(af.load("runs/sort"))
+            >>> asyncio.run(engine.close(drain=False))
+        """
         with self._wake:
             self._open, self._drain = False, self._drain and drain
             self._wake.notify()
@@ -122,14 +158,57 @@ class Engine:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, model: str | None = None) -> "Answer":
-        """Queue a request for an answer; return its events: each `Token`, at last `Finished`.
+        """Queue a request for an answer, token by token. Closing the iterator cancels the request.
 
-        A request that cannot be answered raises here. Closing the iterator cancels the request.
+        Args:
+            request: ids [1, t] of one prompt with its options.
+            model: the name of a model or adapter; None: the only model.
+
+        Returns:
+            An asynchronous iterator of events: each `Token`, at last `Finished`.
+
+        Raises:
+            UnknownModel: no model has this name.
+            Unsupported: the model cannot answer such a request.
+            QueueFull: too many requests wait.
+            Closing: the engine has not been started, or is closed.
+
+        Example:
+            >>> import asyncio
+            >>> from anyformer.generation.api import Request
+            >>> model = af.Transformer(af.presets.gpt2(depth=1, width=16, heads=2, vocab=11))
+            >>> async def main():
+            ...     async with af.Engine(model) as engine:
+            ...         events = engine.submit(Request(torch.tensor([[1, 2]]), max_new_tokens=3))
+            ...         return [type(event).__name__ async for event in events]
+            >>> asyncio.run(main())
+            ['Token', 'Token', 'Token', 'Finished']
         """
         return Answer(self._enqueue(_sampled(request), model))
 
     async def complete(self, request: Request, model: str | None = None) -> WholeAnswer:
-        """Return an answer at its end: faster than token by token."""
+        """Return an answer at its end: faster than token by token.
+
+        Args:
+            request: as for `submit`.
+            model: the name of a model or adapter; None: the only model.
+
+        Returns:
+            The `ids` of the answer, its `end`, and `tokens` with log-probabilities if the request has `top`.
+
+        Raises:
+            UnknownModel, Unsupported, QueueFull, Closing: as `submit`.
+
+        Example:
+            >>> import asyncio
+            >>> from anyformer.generation.api import Request
+            >>> model = af.Transformer(af.presets.gpt2(depth=1, width=16, heads=2, vocab=11))
+            >>> async def main():
+            ...     async with af.Engine(model) as engine:
+            ...         return await engine.complete(Request(torch.tensor([[1, 2]]), max_new_tokens=3))
+            >>> len(asyncio.run(main()).ids)
+            3
+        """
         sequence = self._enqueue(_sampled(request), model, streams=False)
         try:
             *items, end = await _receive(sequence)
@@ -143,7 +222,31 @@ class Engine:
         return WholeAnswer(ids, end, tokens if request.top is not None else [])
 
     async def search(self, request: Request, n_best: int = 1, model: str | None = None) -> list[BeamHypothesis]:
-        """Return the `n_best` hypotheses of a beam search, best first."""
+        """Return the hypotheses of a beam search, best first.
+
+        Args:
+            request: ids [1, t] with the strategy `Beam`.
+            n_best: how many hypotheses to return, at most the beams.
+            model: the name of a model or adapter; None: the only model.
+
+        Returns:
+            The `ids` of each hypothesis and its `score`.
+
+        Raises:
+            Unsupported: the strategy is another, or `n_best` is above its beams.
+            Failed: the search was cancelled, or logits were not finite.
+
+        Example:
+            >>> import asyncio
+            >>> from anyformer.generation.api import Beam, Request
+            >>> model = af.Transformer(af.presets.gpt2(depth=1, width=16, heads=2, vocab=11))
+            >>> async def main():
+            ...     async with af.Engine(model) as engine:
+            ...         request = Request(torch.tensor([[1, 2]]), max_new_tokens=3, strategy=Beam(beams=4))
+            ...         return await engine.search(request, n_best=2)
+            >>> len(asyncio.run(main()))
+            2
+        """
         if not isinstance(request.strategy, Beam):
             raise Unsupported("hypotheses are those of beam search: give beams")
         if not 1 <= n_best <= request.strategy.beams:
@@ -171,13 +274,59 @@ class Engine:
         return BeamHypothesis(tuple(ids), total / max(len(ids), 1) ** penalty)
 
     async def encode(self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any) -> list[Any]:
-        """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number."""
+        """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number.
+
+        Args:
+            kind: what is computed, one of `engine.models[name].kinds`: "score", "embed", "classify" and others.
+            texts: the texts, which share batches with those of other requests.
+            model: the name of a model; None: the only one.
+            options: those of the kind, such as `answers` of "score".
+
+        Returns:
+            The items, in the order of the texts.
+
+        Raises:
+            Unsupported: the model cannot compute this kind.
+            QueueFull: too many requests wait.
+
+        Example:
+            >>> import asyncio
+            >>> run = af.load("runs/sort")
+            >>> async def main():
+            ...     async with af.Engine(run) as engine:
+            ...         right, wrong = await engine.encode("score", ["3 1 2"] * 2, answers=["1 2 3", "3 2 1"])
+            ...         return right.total > wrong.total
+            >>> asyncio.run(main())
+            True
+        """
         return (await self.encode_counted(kind, texts, model, **options))[0]
 
     async def encode_counted(
         self, kind: EncodeKind, texts: list[str], model: str | None = None, **options: Any
     ) -> tuple[list[Any], int]:
-        """Do the same, and return how many tokens the model read; 0 for scores."""
+        """Do the same as `encode`, and count tokens.
+
+        Args:
+            kind: as for `encode`.
+            texts: as for `encode`.
+            model: as for `encode`.
+            options: as for `encode`.
+
+        Returns:
+            The items, and how many tokens the model read; 0 for scores.
+
+        Raises:
+            Unsupported, QueueFull: as `encode`.
+
+        Example:
+            >>> import asyncio
+            >>> run = af.load("runs/sort")
+            >>> async def main():
+            ...     async with af.Engine(run) as engine:
+            ...         return await engine.encode_counted("score", [])
+            >>> asyncio.run(main())
+            ([], 0)
+        """
         name, tokens = self._find(model), 0
         if kind not in self.models[name].kinds:
             able = ", ".join(self.models[name].kinds) or "nothing"
@@ -196,7 +345,16 @@ class Engine:
         return await future, tokens
 
     def stats(self) -> dict[str, Stats]:
-        """Return counters and gauges of each model."""
+        """Return counters and gauges of each model.
+
+        Returns:
+            A copy of the `Stats` of each model, by its name: requests that run, tokens, times.
+
+        Example:
+            >>> engine = af.Engine(af.load("runs/sort"))
+            >>> [stats.running for stats in engine.stats().values()]
+            [0]
+        """
         return {name: server.stats.copy() for name, server in self._servers.items()}
 
     def _find(self, model: str | None) -> str:

@@ -104,11 +104,28 @@ def count(
     source_length: int | None = None,
     bytes_per_value: int = 4,
 ) -> Table:
-    """Return the cost of reading `length` tokens in each of `batch` rows, at `bytes_per_value` (4: fp32).
+    """Return the parameters, FLOPs and memory of a forward pass, computed from the config alone.
 
-    The default length is 1024, or the number of positions if that is smaller. In an encoder-decoder `length` is the
-    target's, and the default of `source_length`. The length of an image follows from its config. A stream is counted
-    with one image in each row, and so is a model with an image tower.
+    The length of an image follows from its config. A stream is counted with one image in each row, and so is a model
+    with an image tower.
+
+    Args:
+        config: the model, which is not built.
+        length: tokens of a row, in an encoder-decoder of the target; None: 1024, or the positions if they are fewer.
+        batch: rows.
+        source_length: tokens of a source; None: `length`.
+        bytes_per_value: 4 for fp32, 2 for half precision.
+
+    Returns:
+        A table with a row for each part of the model; printed, it is that of `anyformer count`.
+
+    Raises:
+        ConfigError: a size is below 1, above the positions of the model, or of a stack that the model does not have.
+
+    Example:
+        >>> config = af.presets.gpt2()
+        >>> f"{af.count(config, length=1024).parameters:,}"
+        '124,439,808'
     """
     sizes = {"length": length, "batch": batch, "source_length": source_length, "bytes_per_value": bytes_per_value}
     wrong = [Fault(name, f"= {n}: must be at least 1") for name, n in sizes.items() if n is not None and n < 1]

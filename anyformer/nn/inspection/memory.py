@@ -108,11 +108,31 @@ def training_memory(
     context: int = 1,
     optimizer: Optimizer = ADAMW,
 ) -> Memory:
-    """Return the peak memory of a training step on a GPU, for `batch` rows of `length` tokens (as in `count`).
+    """Return the peak memory of a training step on a GPU, computed from the config alone. Weights are fp32.
 
-    Weights are fp32; with `precision` "bf16" matmuls are bf16. `recompute` is `train.checkpoint_activations`. `asked`
-    is the share of tokens that have a label: by default 15 % for a masked language model, else all. `context` is
-    `parallel.context`, and the result is of one of these processes. `optimizer` is `train.optimizer` of a recipe.
+    Args:
+        config: the model, which is not built.
+        length: tokens of a row, as in `count`.
+        batch: rows.
+        source_length: tokens of a source, as in `count`.
+        precision: "fp32", or "bf16" for matmuls in half precision.
+        compiled: whether the step is compiled.
+        recompute: `train.checkpoint_activations` of a recipe.
+        asked: the share of tokens that have a label; None: 15 % for a masked language model, else all.
+        context: `parallel.context`; the result is of one of these processes.
+        optimizer: `train.optimizer` of a recipe.
+
+    Returns:
+        Bytes of weights, optimiser state, activations and other parts, and their `peak`.
+
+    Raises:
+        ConfigError: sizes do not fit the model, as in `count`.
+
+    Example:
+        >>> config = af.presets.gpt2()
+        >>> memory = af.training_memory(config, 1024, batch=8)
+        >>> af.training_memory(config, 1024, batch=8, recompute=True).peak < memory.peak
+        True
     """
     table = count(config, length, batch=batch, source_length=source_length)
     mode = _Mode(2 if precision == "bf16" else FP32, compiled)

@@ -33,20 +33,34 @@ def quantise(
 ) -> Transformer:
     """Return a copy with weights of 8 or 4 bits, which cannot be trained. Adapters are merged first.
 
-    With 8 bits a row has one scale; with 4, each `group` of a row has one (32, 64, 128, ... weights; default 32).
-
-    `way` is the kernel. plain: weights are dequantised for each matmul, in the precision of the model. That takes less
-    memory and more time, except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels read
-    the integers. kernel: those for CPUs, on large matrices about 3 times as fast as fp32 with 8 bits (Arm with dot
-    products, x86 with AVX-512 VNNI); with 4 bits about 4 times for one row and, for many, 1.3 times (Arm) or twice
-    (x86). They also round each token to 8 bits, by about 1 % of its length. A C compiler builds these kernels once, but
-    for Arm's kernel for 4 bits, which is torch's and replaces that for 8 bits where there is no compiler. auto: a
-    kernel if there is one, else plain.
+    Plain weights are dequantised for each matmul, in the precision of the model. That takes less memory and more time,
+    except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels read the integers. Kernels
+    for CPUs are on large matrices about 3 times as fast as fp32 with 8 bits (Arm with dot products, x86 with AVX-512
+    VNNI); with 4 bits about 4 times for one row and, for many, 1.3 times (Arm) or twice (x86). They also round each
+    token to 8 bits, by about 1 % of its length. A C compiler builds these kernels once, but for Arm's kernel for 4
+    bits, which is torch's and replaces that for 8 bits where there is no compiler.
 
     The head has 8 bits in any case: with 4 bits, rounding it would cost a third of what rounding all blocks costs. A
     head that shares its table with the input gets a rounded copy of it if that is faster, else it stays plain.
 
     Quantise on the device where the model runs: weights of these kernels cannot be moved to another device.
+
+    Args:
+        model: the model, which stays as it is.
+        bits: 8, with a scale for each row of a matrix, or 4, with one for each group of a row.
+        group: weights with one scale, 32, 64, 128, ...; None: 32.
+        way: "plain", "kernel" for CPUs, or "auto": a kernel if there is one, else plain.
+
+    Returns:
+        The quantised copy.
+
+    Raises:
+        ValueError: bits or a group are others, there is no kernel, or weights are not finite or quantised already.
+
+    Example:
+        >>> model = af.Transformer(af.presets.gpt2(depth=2, width=64, heads=4, vocab=97)).eval()
+        >>> af.quantise(model, 8)(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 97])
     """
     if bits not in MAX_INTEGER:
         raise ValueError(f"bits = {bits}: must be 8 or 4")
