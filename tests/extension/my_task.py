@@ -4,9 +4,7 @@ from typing import ClassVar, Literal
 
 from torch.nn import functional as F
 
-from anyformer.config import Fault
-from anyformer.config.spec import Flag, Size
-from anyformer.kernels.conventions import IGNORE
+from anyformer.config import Fault, Flag, Size
 from anyformer.recipe import Task
 from anyformer.tasks.sequence_level import SequenceLevelTask
 
@@ -55,7 +53,7 @@ class Ordering(SequenceLevelTask):
 
     def loss(self, logits, labels, smoothing=0.0):
         each = F.binary_cross_entropy_with_logits(logits.float(), labels.clamp(min=0).float(), reduction="none")
-        return (each * (labels != IGNORE)).sum()
+        return (each * (labels >= 0)).sum()  # the others are padding
 
     def measure(self, logits, labels):
         errors = (logits > 0).sum(dim=-1) - labels.sum(dim=-1)
