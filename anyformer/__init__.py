@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value  # the next use does not come here
         return value
     message = f"module '{__name__}' has no attribute '{name}'"
-    if not name.startswith("_"):  # Python itself asks for such names
+    if not name.startswith("_"):  # Python itself looks such names up
         from difflib import get_close_matches
 
         if close := get_close_matches(name, __all__, n=1):

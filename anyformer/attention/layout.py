@@ -45,7 +45,7 @@ class WholeRows(Protocol):
 
 
 class Facts(NamedTuple):
-    """What a layout knows about its tokens without reading them."""
+    """Facts about the tokens of a layout, known without reading them."""
 
     length: int
     marks: Literal[True] | None  # None: no token is marked, as in a layout
@@ -98,7 +98,7 @@ class Layout(NamedTuple):
 
     @property
     def facts(self) -> Facts:
-        """What the choice of a kernel needs."""
+        """Facts that the choice of a kernel needs."""
         return Facts(
             self.positions.shape[1],
             None if self.marks is None else True,

@@ -4,7 +4,7 @@ Importing it imports no torch, and neither do most verbs: a verb imports what it
 
 app               The program: help, exit codes, errors
 chat              `chat`: a conversation with a chat model
-check             `check`: the laws of parts of one's own
+check             `check`: the laws on your own parts
 compare           `compare`: runs beside each other
 data              `data`: token shards of large corpora
 decoding_options  Options of all verbs that generate text

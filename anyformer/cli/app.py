@@ -95,7 +95,7 @@ class Verbs(TyperGroup):
 
 
 def _ended(code: int, line: str) -> typer.Exit:
-    """Print what is wrong, and return the exit of the program."""
+    """Print the faults, and return the exit of the program."""
     print_once(line, err=True)
     if code == 2:
         from anyformer.runs.processes import record_failure

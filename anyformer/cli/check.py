@@ -1,4 +1,4 @@
-"""`check`: the laws of parts of one's own."""
+"""`check`: the laws on your own parts."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +59,7 @@ def check_(
 
 
 def _print(reports: "list[Report]") -> None:
-    """Print a table with a row for each law and a column for each part, then what is wrong."""
+    """Print a table with a row for each law and a column for each part, then the faults."""
     from rich.console import Console
     from rich.table import Table
 

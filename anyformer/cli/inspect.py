@@ -213,7 +213,7 @@ def _show(
 
 
 def _labels(run: "Run", reading: "Reading", name: str) -> tuple[list[str], list[str]]:
-    """The tokens of the queries and of the keys of an attention; of pooled ones, what stands in each window."""
+    """The tokens of the queries and of the keys of an attention; of pooled ones, the tokens of each window."""
     from anyformer.nn.inspection.sublayers import stacks_of
 
     side, layer, sublayer = name.split(".")
@@ -242,7 +242,7 @@ def _draw(out: Path, run: "Run", reading: "Reading", maps: "Tensor", own: str, h
 
 @contextmanager
 def _as_options() -> Iterator[None]:
-    """What is wrong, by the names that it has on the command line."""
+    """The fault, by the names that it has on the command line."""
     from anyformer.config.spec import ConfigError, Fault
 
     names = {"text": "TEXT", "text 1": "TEXT", "target": "--target", "task": "--task"}

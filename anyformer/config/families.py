@@ -49,7 +49,7 @@ class TokenNorm(Norm):
     """A norm that depends on one vector alone: for the heads of attention, and other vectors within a part."""
 
     def build_each(self, heads: int, width: int) -> "nn.Module":
-        """Return the module for queries or keys [b, h, t, k], with weights of its own for each head."""
+        """Return the module for queries or keys [b, h, t, k], with separate weights for each head."""
         raise ValueError(f"qk_norm '{self.kind}' has no form with separate weights for each head: use 'head'")
 
 
@@ -251,7 +251,7 @@ class Mixer(Part):
 
 
 class Input(Part):
-    """What a stack reads: each place of it becomes a vector, to which positions are added."""
+    """The input of a stack: each place of it becomes a vector, to which positions are added."""
 
     default_kind: ClassVar[str] = "tokens"
 
@@ -286,7 +286,7 @@ class Input(Part):
 
     @property
     def shared_table(self) -> object:
-        """What the table depends on, equal for two inputs that may share it; None: there is none."""
+        """The settings of the table, equal for two inputs that may share it; None: there is none."""
         return None
 
     @property

@@ -86,7 +86,7 @@ class Directed(Mixer):
 
     def faults(self, width: int, side: Side, has_encoder: bool) -> Iterator[Fault]:
         if side == "decoder" and not self.reads_back(side):
-            yield Fault("causal", "= False: a decoder never reads what comes later; leave causal out")
+            yield Fault("causal", "= False: a decoder never reads later tokens; leave causal out")
 
 
 class Convolution(Directed):

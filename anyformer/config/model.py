@@ -240,7 +240,7 @@ def _position(stack: Stack, width: int) -> Iterator[Fault]:
     scheme = stack.position
     if scheme.kind != "none" and not scheme.embeds() and not any(mixer.position is None for mixer in mixers):
         what = "no layer takes it: it acts inside self-attention; " + (
-            "all that have it have a scheme of their own"
+            "all that have it have their own scheme"
             if mixers
             else "set it to 'none', which is usual for mixers with a state, or to sinusoidal or learned"
         )
@@ -304,7 +304,7 @@ def _vocabularies(config: ModelConfig) -> Iterator[Fault]:
     last = target if config.decoder else source
     if last and not isinstance(last, IdInput):
         if head.predicts_tokens:
-            why = f"{last.kind} have no vocabulary; 'token_labels' has labels of its own"
+            why = f"{last.kind} have no vocabulary; 'token_labels' has its own labels"
             yield Fault("head.kind", f"= '{head.kind}': {why}")
         for name, id in config.special.named():
             yield Fault(f"special.{name}", f"= {id}: {last.kind} have no ids")

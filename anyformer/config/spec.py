@@ -55,7 +55,7 @@ class ConfigError(ValueError):
     """Wrong input: one line per fault, all faults at once, in a text of at most `MAX_TEXT` characters.
 
     Args:
-        faults: places with what is wrong there.
+        faults: the places, each with a message.
 
     Attributes:
         faults: the same, each with its `path` and `message`.
@@ -254,7 +254,7 @@ def _explain_one(item: Any, place: "ErrorLocation") -> Fault:
 
 
 def sentence(item: Any) -> str:
-    """Return what is wrong with a value and what would be right, from one of pydantic's errors."""
+    """Return the fault of a value and how to fix it, from one of pydantic's errors."""
     kind, ctx, value = item["type"], item.get("ctx", {}), item.get("input")
     match kind:
         case "missing":

@@ -26,7 +26,7 @@ def _memory(stack: Stack, side: Side, has_encoder: bool, width: int) -> Iterator
         yield Fault("memory", f"{what} {stack.position.kind} positions are absolute; choose one of distances: {within}")
     elif ends:
         yield Fault(
-            "memory", f"{what} positions go on from segment to segment, and there are {ends[0][0]} {ends[0][1]}"
+            "memory", f"{what} positions continue from segment to segment, and there are {ends[0][0]} {ends[0][1]}"
         )
     elif any(mixer.has_state for mixer in mixers):
         yield Fault("memory", f"{what} it keeps tokens for attention, and a recurrent layer has a state; leave one out")
@@ -41,7 +41,7 @@ def _pooling(stack: Stack, side: Side) -> Iterator[Fault]:
     if not pooling:
         return
     if side == "decoder":
-        yield Fault("pooling", "a window would show tokens what comes after them: only an encoder pools")
+        yield Fault("pooling", "a window would show later tokens: only an encoder pools")
     if len(pooling.stages) < 2:
         yield Fault("pooling.stages", f"= {list(pooling.stages)}: pooling is between stages, so there are two or more")
     if (layers := sum(pooling.stages) + pooling.tail) != stack.depth:

@@ -24,7 +24,7 @@ def conll_rows(source: ConllFile, data: Root) -> Rows:
 
 
 def sentences(source: ConllFile, file: File) -> Parsed:
-    """Yield the line where a sentence begins, and its words and tags, or what is wrong with one of its lines."""
+    """Yield the line where a sentence begins, and its words and tags, or the fault of one of its lines."""
     conllu, lines = is_conllu(source), file.lines()
     tabs = conllu or (source.separator == "tab" if source.separator else any(map(_is_tabbed, lines)))
     word = (1 if conllu else 0) if source.word is None else source.word

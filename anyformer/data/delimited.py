@@ -61,12 +61,12 @@ def _csv_reason(message: str) -> str:
     if message.startswith("unexpected end"):
         return "a quote is opened and never closed"
     if message.startswith("new-line character"):
-        return "a carriage return stands outside quotes"
+        return "a carriage return is outside of quotes"
     return f"not valid CSV: {message}"
 
 
 def separated(delimiter: str) -> str:
-    """Return what is between columns in words."""
+    """Return the separator of columns in words."""
     return f"separated by {DELIMITERS.get(delimiter, repr(delimiter))}"
 
 

@@ -20,7 +20,7 @@ from anyformer.recipe.source import FileSource, Root
 
 
 class File(NamedTuple):
-    """A decoded file. Bytes that its encoding does not know stand in the text as lone surrogates U+DC00 to U+DCFF."""
+    """A decoded file. Bytes that its encoding does not know are lone surrogates U+DC00 to U+DCFF."""
 
     name: str
     encoding: str

@@ -312,7 +312,7 @@ def _spawned(work: ChunkWork, jobs: Iterator[Job], workers: int) -> Iterator[tup
                     raise ConfigError([Fault("", answer)])
                 yield number, answer
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        what = "a worker was killed, maybe for memory: run it again, with fewer --workers; what is done is kept"
+        what = "a worker was killed, maybe for memory: run it again, with fewer --workers; finished parts are kept"
         raise WorkerLost(what) from None
     finally:
         for process in processes:

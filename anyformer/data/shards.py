@@ -4,7 +4,7 @@ A folder that `anyformer data prepare` made:
 
     tokens-00000.bin, ...    ids of two bytes each (four, if there are more than 65,536), <eos> after each document
     tokenizer.json           by which they are read
-    index.json               what is in each file, written last
+    index.json               the contents of each file, written last
     plan.json                of what and how they were made
 """
 

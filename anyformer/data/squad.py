@@ -26,7 +26,7 @@ def squad_rows(source: SquadFile, data: Root) -> Rows:
 
 
 def questions(source: SquadFile, file: File) -> Parsed:
-    """Yield the number of each question, and its row or what is wrong with it; for .jsonl the number of the line."""
+    """Yield the number of each question, and its row or its fault; for .jsonl the number of the line."""
     if is_lines(source):
         for number, line in enumerate(file.lines(), 1):
             if line.strip():
@@ -97,7 +97,7 @@ def _row(one: Any) -> dict[str, str] | str:
 
 
 def _place(answer: Any, context: str) -> tuple[str, int] | str:
-    """Return an answer and where it begins in its text, or what is wrong with it."""
+    """Return an answer and where it begins in its text, or its fault."""
     text = answer.get("text") if isinstance(answer, dict) else None
     if not isinstance(text, str) or not text.strip():
         return "an answer must have a text"

@@ -193,7 +193,7 @@ def _rows(records: Records, wanted: dict[str, str], file: str, answers: bool) ->
 
 
 class Missing(NamedTuple):
-    """The missing end of a path, and what is there instead."""
+    """The missing end of a path, and the files there."""
 
     at: str  # the path as far as it goes
     key: str

@@ -52,7 +52,7 @@ class TextTokenizer:
 
     Text never becomes a special id: `"<pad>"` in a text is five characters like any others. `roles` names the token of
     each role; a role that it does not name is missing. Without it the usual names are searched. A `reader` segments
-    texts in the place of the library's own model: a SentencePiece model, or a part with code of its own. `chat` are
+    texts in the place of the library's own model: a SentencePiece model, or a part with its own code. `chat` are
     the chat templates by name (see `data/chat_template.py`). With `media`, references to images and sounds in texts
     become negative ids (see `data/media.py`).
     """
@@ -169,7 +169,7 @@ class TextTokenizer:
 
     @cached_property
     def spaced(self) -> bool:
-        """Whether tokens include the space before a word."""
+        """True if tokens include the space before a word."""
         return any(len(found) > 1 and found[:1] == b" " for found in map(self._bytes_of, range(self.size)))
 
     @property
@@ -184,7 +184,7 @@ class TextTokenizer:
 
     @property
     def part(self) -> recipe.Segmented | None:
-        """The part that segments texts by code of its own, if there is one."""
+        """The part that segments texts by its own code, if there is one."""
         return None if isinstance(self._reader, PieceReader) else self._reader
 
     def save(self, path: str | Path) -> None:

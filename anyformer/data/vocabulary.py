@@ -114,7 +114,7 @@ def unigrams(spec: recipe.Unigram, texts: Iterable[str]) -> Tokenizer:
     inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     counts = _counted(inner, texts)
     _at_least(spec, len(fixed) + len({c for word, _ in counts for c in word}))
-    # The trainer takes for pieces only what goes on in two ways or more, which a whole word does not: END is another.
+    # The trainer takes for pieces only what continues in two ways or more, which a whole word does not: END is another.
     words = ([word] * n + [word + END] * (n > 1) for word, n in counts)
     size = spec.size - len(fixed) + 2  # with <unk> and END, which go again
     trained = Tokenizer(models.Unigram())

@@ -36,6 +36,6 @@ step_runs          Runs at the steps of their training, the latest ones in memor
 surprise           View `surprise`: the log-probability of each token of a text
 trace              Activations of one forward pass over a text, shared by all views
 vectors            Numbers of `stage` and `follow` as plain values
-view               The base of views, and what a saved page asks them
+view               The base of views, and the requests of a saved page
 views              Views of attention and logits
 """

@@ -100,7 +100,7 @@ class FollowView(TextView):
         raise ConfigError([Fault("part", f"= '{part}': there is no such head or sublayer")])
 
     def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
-        """Yield what follows the most probable output back by its largest terms."""
+        """Yield the path of the most probable output back along its largest terms."""
         for stage in saved.outline["follow"]:
             level = stage.partition(".")[2]
             request = {"level": level, "at": -1, "output": -1, "place": -1}

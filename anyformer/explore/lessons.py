@@ -1,4 +1,4 @@
-"""Lessons in TOML files: the page asks, the student clicks, and the model answers.
+"""Lessons in TOML files: the page poses a question, the student clicks, and the model answers.
 
 Right answers are not in a file: they are computed from the open run, so that a lesson holds for every run that has the
 shape and gives the answer that it names. A step is about one token of that answer, whose probability is p. Candidates:

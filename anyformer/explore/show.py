@@ -80,7 +80,7 @@ def show(
 def collect(workspace: Workspace, body: dict[str, Any]) -> dict[str, Any]:
     """Return the answers of all views of a text by request, as many as fit into `MAX_CHARACTERS`.
 
-    Those that views ask for when they are opened come first, then those of clicks.
+    Those that views request when they are opened come first, then those of clicks.
     """
     saved = SavedText(workspace, body)
     answers: dict[str, Any] = {key("runs", {}): workspace.about()}

@@ -250,7 +250,7 @@ def output_kind(run: Run) -> OutputKind:
 def initial_position(trace: Trace) -> int:
     """Return the position that is shown first: the first mask, the middle of the answer, or the last token.
 
-    In the answer, one after which another token follows: an output equal to the input would be hard to tell from it.
+    In the answer, one after which another token follows: an output equal to the input would look like it.
     In an encoder that predicts other than tokens it is in the middle, or the token that a head reads alone.
     """
     ids, mask = trace.reading.distinct_ids(last_side(trace.run))[0].tolist(), trace.run.tokenizer.mask

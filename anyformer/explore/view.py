@@ -1,4 +1,4 @@
-"""Views of the page: which runs have them, what they are asked, and what they answer.
+"""Views of the page: which runs have them, their requests and their answers.
 
 A view is a part: one class says all of it, and the page shows its tab. `page/*.js` draws the answers of ours; that of
 another view is shown entry by entry: a text or a number as it is, a list of numbers as bars, a list of rows
@@ -25,7 +25,7 @@ Answer = dict[str, Any] | Iterator[dict[str, Any]]  # plain values, or a stream 
 
 @dataclass(frozen=True)
 class SavedText:
-    """A text whose answers are saved: what views ask about it."""
+    """A text whose answers are saved, with the requests of views about it."""
 
     workspace: Any  # the open runs
     body: dict[str, Any]  # run, text, target and disabled heads
@@ -89,7 +89,7 @@ class SavedText:
 
 
 class View(Part):
-    """What the page asks about a run, and the answer."""
+    """A request of the page about a run, and its answer."""
 
     request: ClassVar[type[RunRequest]]
     group: ClassVar[Literal["start", "attention", "prediction", "build", "runs"] | None] = None  # None: it has no tab
@@ -106,7 +106,7 @@ class View(Part):
         """Return the answer to a request; raise `ConfigError` if it has none."""
 
     def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
-        """Yield the fields that the page asks for when it opens the view: a saved page has the answers."""
+        """Yield the requests that the page sends when it opens the view: a saved page has the answers."""
         fields = self.request.model_fields.items()
         if all(name in saved.body or not field.is_required() for name, field in fields):
             yield {}
@@ -140,7 +140,7 @@ class TextView(View):
 
 
 class Detail(TextView):
-    """A view that others ask on a click, since it takes further passes."""
+    """A view that others request on a click, since it takes further passes."""
 
     def opened(self, saved: SavedText) -> Iterator[dict[str, Any]]:
         yield from ()

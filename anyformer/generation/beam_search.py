@@ -210,7 +210,7 @@ class Rules:
 
     @property
     def may_synchronise(self) -> bool:
-        """Whether a step may need the host."""
+        """True if a step may need the host."""
         return bool(self.processors or self.automata)
 
     def begin(self, search: Search) -> None:
@@ -301,7 +301,7 @@ def _allocated(scores: Tensor, search: Search, phrases: Phrases, states: Tensor,
     before = states.gather(1, index // vocab).flatten()
     missing = phrases.total - phrases.progress(phrases.advance(before, (index % vocab).flatten())).view_as(index)
     values = values.masked_fill(missing > left[:, None], -math.inf)
-    bank = missing.masked_fill(values.isneginf(), phrases.total + 1)  # dead candidates have a bank of their own
+    bank = missing.masked_fill(values.isneginf(), phrases.total + 1)  # dead candidates have their own bank
     turn = one_hot(bank, phrases.total + 2).cumsum(dim=1).gather(2, bank[..., None])[..., 0]
     turn = turn.masked_fill(values.isneginf(), index.shape[1] + 1)
     order = (turn * (phrases.total + 2) + bank).argsort(dim=1, stable=True)[:, :pool]

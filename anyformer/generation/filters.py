@@ -54,7 +54,7 @@ class Filter(Part):
 
     stage: ClassVar[Literal["change", "force", "sample"]] = "change"  # "sample": of sampling alone
     reads_tokens: ClassVar[bool] = True  # whether it depends on the tokens so far
-    in_ids: ClassVar[bool] = False  # its value is in ids: texts have options of their own for this
+    in_ids: ClassVar[bool] = False  # its value is in ids: texts have other options for this
     off: ClassVar[Any] = None  # a value that changes nothing
     http: ClassVar[str] = ""  # its field over HTTP, if it has another name there
     public: ClassVar[str] = ""  # its field in generation_config.json

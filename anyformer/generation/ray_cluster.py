@@ -1,6 +1,6 @@
 """Ray clusters (extra `ray`): connect to one, or start one on this machine that ends with its context.
 
-Nothing is uploaded: workers import the packages of their own machine, and Ray sends no usage statistics. A cluster of
+Nothing is uploaded: workers import the packages of their machine, and Ray sends no usage statistics. A cluster of
 this machine accepts only processes that know its token.
 """
 

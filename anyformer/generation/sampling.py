@@ -6,7 +6,7 @@ not, on any device, as far as its logits are; no generator has a state, and noth
 
 The hash works on 32-bit words held in int64, with multipliers below 2^31: no multiplication overflows, so that every
 compiler and device agrees on every bit. `mix` permutes the 32-bit integers; a row's words are folded into two keys,
-each with a start of its own, and a token's id passes through both:
+each with its own start, and a token's id passes through both:
 
     key_i = mix(mix(mix(start_i ^ seed's low word) ^ its high word) ^ step)        for i = 0, 1
     low   = mix(key_0 ^ id),   high = mix(key_1 ^ low),   u = (52 bits of high, low + 1/2) / 2^52

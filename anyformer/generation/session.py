@@ -83,7 +83,7 @@ class Session:
                 rows.share_rows()
             own = DecodeBuffers(rows, own_prompts)
         self.buffers, self.cache, self._ids, self._present = own, own.cache, own.ids, own.present
-        # of what was read last [rows, n, d], and of the next token [rows, v]
+        # of the last tokens read [rows, n, d], and of the next token [rows, v]
         self.hidden, self.logits = self._prefill(prompts, sizes)
         assert model.decoder is not None
         self.limit = min((limit for limit, _ in model.decoder.ends), default=None)  # of positions

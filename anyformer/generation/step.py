@@ -38,7 +38,7 @@ def logits(model: Transformer, cache: AnyCache, hidden: Tensor) -> Tensor:
 def compiled(function: Callable[..., Any], *key: Hashable) -> Callable[..., Any]:
     """Return a function compiled for one key, such as the model and the number of rows.
 
-    Each key has code of its own: torch counts recompilations per code object, makes sizes that differ dynamic, which is
+    Each key has its own code: torch counts recompilations per code object, makes sizes that differ dynamic, which is
     slow, and falls back to eager after a few. Compiled on demand, since importing the compiler takes seconds.
     """
     assert isinstance(function, FunctionType)

@@ -47,7 +47,7 @@ class Strategy(Part):
 
     title: ClassVar[str]
     selected_by: ClassVar[tuple[str, ...]] = ()  # options that select it
-    needs: ClassVar[str] = ""  # what is missing where only its other options are given
+    needs: ClassVar[str] = ""  # the missing option where only its others are given
     reads_last: ClassVar[bool] = False  # whether it reads the last token of an answer, which takes a position
 
     filters: tuple[Filter, ...] = ()  # in the order of their definition
@@ -66,7 +66,7 @@ class Strategy(Part):
 
     @property
     def streams(self) -> bool:
-        """Whether it chooses token by token, as sampling does; others find whole answers."""
+        """True if it chooses token by token, as sampling does; others find whole answers."""
         return type(self).run is Sampling.run
 
     @property
@@ -76,7 +76,7 @@ class Strategy(Part):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the next token depends on the tokens so far other than by the model's logits."""
+        """True if the next token depends on the tokens so far other than by the model's logits."""
         return any(one.reads_tokens for one in self.filters)
 
     @classmethod
@@ -220,7 +220,7 @@ class Lookup(Spec):  # type: ignore[metaclass]  # derives from type(BaseModel), 
     """Prompt-lookup decoding: draft the tokens that followed the current n-gram where it last occurred.
 
     `ngram` is its largest length; shorter ones are used where that does not occur. Prompt and answer are searched, and
-    a source of the same vocabulary. It pays where answers copy from what was read.
+    a source of the same vocabulary. It pays where answers copy from the prompt.
     """
 
     ngram: Size = 3  # largest n-gram that is looked up, in tokens

@@ -224,7 +224,7 @@ def _add(inner: Tokenizer, tokens: list[str], types: list[int]) -> None:
 
 
 def _frame(inner: Tokenizer, entries: Entries, roles: dict[str, str], begins: bool) -> None:
-    """Put the tokens around a text that the file asks for."""
+    """Put the tokens around a text that the file requires."""
     sides = (("bos", entries("add_bos_token", begins)), ("eos", entries("add_eos_token", False)))
     before, after = ([roles[role]] if wanted and role in roles else [] for role, wanted in sides)
     frame(inner, before, after)

@@ -54,7 +54,7 @@ def folder_name(source: str | Path) -> str:
 
 
 def download(source: str, allow_pickle: bool = False) -> Path:
-    """Return the folder of a public model in the cache of huggingface_hub, after downloading what is missing."""
+    """Return the folder of a public model in the cache of huggingface_hub, after downloading missing files."""
     name, revision = _parse(source)
     try:
         import huggingface_hub as hub

@@ -4,7 +4,7 @@ adapter_config.json         rank, alpha and the adapted modules
 adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each, under the names of `transformers`
 
 There queries, keys and values have an adapter each; here they are one layer with one adapter. On import the A of the
-parts are stacked, and each B gets rows of its own: [B_q 0; 0 B_k] [A_q; A_k]. On export every part has the same A.
+parts are stacked, and each B gets its own rows: [B_q 0; 0 B_k] [A_q; A_k]. On export every part has the same A.
 """
 
 import math
@@ -62,7 +62,7 @@ def base_of(folder: Path) -> str | None:
 
 
 class _AdapterScales(NamedTuple):
-    """How the product of B and A is scaled."""
+    """The factor of B A."""
 
     alpha: float
     patterns: list[tuple[Automaton, float]]  # alpha of some modules, by patterns of their names

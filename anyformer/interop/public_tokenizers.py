@@ -224,7 +224,7 @@ def check_size(found: TextTokenizer, config: ModelConfig, path: Path) -> None:
 def must_be_public(tokenizer: TextTokenizer) -> None:
     """Refuse to write a tokenizer for other programs, which do not have the code of a part."""
     if tokenizer.part is not None:
-        what = "has code of its own, which no public format has"
+        what = "has its own code, which no public format has"
         raise ConfigError([Fault("tokenizer", f"= '{tokenizer.part.kind}': {what}")])
 
 

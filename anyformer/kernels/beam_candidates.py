@@ -15,7 +15,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def can_find_candidates(logits: Tensor, width: int, count: int) -> bool:
-    """Whether `find_candidates` supports these logits [n * width, v] and this number of candidates."""
+    """Return whether `find_candidates` supports these logits [n * width, v] and this number of candidates."""
     here = HAS_TRITON and logits.is_cuda and torch.version.hip is None and logits.dtype in DTYPES
     few = count <= min(MAX_CANDIDATES, logits.shape[1])
     return here and few and next_power_of_two(width) * next_power_of_two(_groups(logits)) <= MAX_GROUPS

@@ -25,7 +25,7 @@ def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 
 
 def can_fuse_loss(x: Tensor) -> bool:
-    """Whether `fused_head_loss` can run: on CUDA, in half precision, with gradients."""
+    """Return whether `fused_head_loss` can run: on CUDA, in half precision, with gradients."""
     at = Runtime.of(x, training=True)
     return at.device == "cuda" and at.dtype in HALF and torch.is_grad_enabled() and HAS_TRITON
 

@@ -71,7 +71,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def transposed_is_faster(x: Tensor) -> bool:
-    """Whether weight xᵀ is faster than x weightᵀ: few rows in fp32 on a CPU, without gradients."""
+    """Return whether weight xᵀ is faster than x weightᵀ: few rows in fp32 on a CPU, without gradients."""
     return (
         not torch.compiler.is_compiling()  # checked first: reading x.shape would specialise the graph
         and x.device.type == "cpu"
@@ -111,7 +111,7 @@ def has_row_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 def int8_is_faster(weight: Tensor) -> bool:
-    """Whether an int8 copy of these weights speeds up a single row."""
+    """Return whether an int8 copy of these weights speeds up a single row."""
     return HAS_TRITON and weight.is_cuda and weight.dtype in HALF and weight.shape[-1] % COLUMN_BLOCK == 0
 
 

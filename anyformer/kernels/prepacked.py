@@ -75,7 +75,7 @@ def use_prepacked(packed: PrepackedWeights, rows: int, steps: int = 1) -> Iterat
 
 
 def prepacking_pays(rows: int, steps: int) -> bool:
-    """Whether prepacked weights are faster for this number of rows and steps."""
+    """Return whether prepacked weights are faster for this number of rows and steps."""
     if _uses_arm_library():
         return rows > 1
     return rows >= MIN_MKL_ROWS and steps >= MIN_MKL_STEPS and _uses_mkl()
@@ -92,7 +92,7 @@ def _uses_mkl() -> bool:
 
 
 def can_use_prepacked(x: Tensor, weight: Tensor) -> bool:
-    """Whether prepacked weights are in use and support a call: fp32 on a CPU, no gradients, weight a parameter."""
+    """Return whether prepacked weights support a call: fp32 on a CPU, no gradients, weight a parameter."""
     return (
         _here.meant
         and isinstance(weight, nn.Parameter)

@@ -18,7 +18,7 @@ LONG_ROW = 8192  # elements of a row that a kernel of 8 warps keeps in registers
 
 
 def functorch_is_active() -> bool:
-    """Whether a transform of torch.func runs; True if torch cannot tell, which turns custom ops without rules off."""
+    """Return whether a transform of torch.func runs. Where torch does not show it, custom ops without rules are off."""
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return True if active is None else active()
 
@@ -63,7 +63,7 @@ def scaled_matmul(
 
 
 def has_reordered_linear() -> bool:
-    """Whether torch runs linear layers on oneDNN with the Arm Compute Library, and can reorder their weights."""
+    """Return whether torch runs linear layers on oneDNN with the Arm Compute Library, and can reorder their weights."""
     names = ("_is_mkldnn_acl_supported", "_reorder_linear_weight", "_linear_pointwise")
     if not torch.backends.mkldnn.is_available() or any(_operator("mkldnn", name) is None for name in names):
         return False
@@ -83,7 +83,7 @@ def reordered_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def has_mkl_linear() -> bool:
-    """Whether torch has the linear layers of MKL with reordered weights."""
+    """Return whether torch has the linear layers of MKL with reordered weights."""
     names = ("_mkl_reorder_linear_weight", "_mkl_linear")
     return torch.backends.mkl.is_available() and all(_operator("mkl", name) is not None for name in names)
 
@@ -101,7 +101,7 @@ def mkl_linear(x: Tensor, copy: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 
 def has_4bit_matmul() -> bool:
-    """Whether torch has the 4-bit matmul of Arm CPUs."""
+    """Return whether torch has the 4-bit matmul of Arm CPUs."""
     names = ("_dyn_quant_pack_4bit_weight", "_dyn_quant_matmul_4bit")
     return torch.backends.kleidiai.is_available() and all(_operator("aten", name) is not None for name in names)
 

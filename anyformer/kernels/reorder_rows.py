@@ -24,6 +24,6 @@ def reorder_in_groups(x: Tensor, rows: Tensor, length: Tensor, within: int) -> N
 
 
 def can_reorder_in_groups(x: Tensor, within: int) -> bool:
-    """Whether `reorder_in_groups` supports this tensor and group size."""
+    """Return whether `reorder_in_groups` supports this tensor and group size."""
     here = HAS_TRITON and x.is_cuda and torch.version.hip is None
     return here and x.dim() == 4 and x.is_contiguous() and within <= MAX_GROUP

@@ -14,7 +14,7 @@ HAS_TRITON = find_spec("triton") is not None  # a torch without CUDA comes witho
 
 
 def in_compiled_half_step(x: Tensor) -> bool:
-    """Whether x is read in a compiled half-precision training step.
+    """Return whether x is read in a compiled half-precision training step.
 
     False under torch.func: the custom ops used there have a backward pass, but no functorch rules.
     """
@@ -54,7 +54,7 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 @cache
 def supports_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel can start before the previous one ends (programmatic dependent launch, from Hopper on)."""
+    """Return whether a kernel can start before the previous one ends (programmatic dependent launch, since Hopper)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

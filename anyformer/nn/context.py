@@ -71,7 +71,7 @@ class RecurrentOptions(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """What cross-attention reads."""
+    """The input of cross-attention."""
 
     relation: Relation
     encoder_out: Tensor | None = None  # [b, s, d]; None once a cache holds its keys and values

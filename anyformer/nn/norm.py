@@ -54,7 +54,7 @@ class ScaledTanh(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """A norm of each head's vector, centred or not, with γ and β of its own for every head; computed in fp32."""
+    """A norm of each head's vector, centred or not, with separate γ and β for every head; computed in fp32."""
 
     def __init__(
         self, heads: int, width: int, eps: float, *, centred: bool, bias: bool, offset: float, cast_first: bool

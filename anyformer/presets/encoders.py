@@ -58,7 +58,7 @@ def bigbird(size: Arguments) -> ModelConfig:
     For logits, `head=MaskedLM(transform=Transform(activation=Gelu(approximate="tanh"), norm=LayerNorm(eps=1e-12)))`.
     """
     norm = LayerNorm(eps=1e-12)
-    # published global blocks: the first and the last; a position does not tell which one is last, so the first two
+    # published global blocks: the first and the last; a position does not show which one is last, so the first two
     attention = size.biased(pattern=BigBird(block=64, before=1, after=1, globals=2, randoms=3))
     block = size.block(attention, Plain(width=size.ff, activation=GELU_TANH), norm=norm, placement="post")
     stack = size.stack(block, position=Learned(length=size.length))

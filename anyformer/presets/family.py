@@ -1,4 +1,4 @@
-"""What presets share: their arguments, and parts of several families. Imports no torch."""
+"""Parts that presets share: their arguments, and parts of several families. Imports no torch."""
 
 import inspect
 from collections.abc import Callable

@@ -46,7 +46,7 @@ class AnyBatches(Spec):
 
 
 class ExampleBatches(AnyBatches):
-    """Examples with ends of their own, in batches of at most `tokens`."""
+    """Examples with their own ends, in batches of at most `tokens`."""
 
     batched_by = "tokens"
 

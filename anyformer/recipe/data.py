@@ -21,7 +21,7 @@ class SeveralSources(Source):
     names_columns = True
 
     def fits(self, columns: tuple[str, ...]) -> bool:
-        return True  # each part is asked
+        return True  # each part is checked
 
     def read(self, data: Root, split: Split, seed: int, by: str | None) -> "Rows":
         from anyformer.data.readers import joined_rows

@@ -8,7 +8,7 @@ from anyformer.config import Part
 
 
 class Logger(Part):
-    """A reader of the metrics of a training. One that raises an error gets no further lines, and training goes on."""
+    """A reader of the metrics of a training. One that raises an error gets no further lines, and training continues."""
 
     @abstractmethod
     def open(self, path: Path, step: int) -> Any:

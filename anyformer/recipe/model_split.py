@@ -41,7 +41,7 @@ def tensor_faults(config: ModelConfig, size: int) -> Iterator[Fault]:
 def _block_faults(block: Block, width: int, size: int) -> Iterator[Fault]:
     for name, mixer in block.attentions():
         if mixer.qk_norm_over != "head" and size > 1:
-            what = f"= '{mixer.qk_norm_over}': heads with norms of their own, or one for all, cannot be split"
+            what = f"= '{mixer.qk_norm_over}': heads with their own norms, or one for all, cannot be split"
             yield Fault(f"{name}.qk_norm_over", f"{what}; set parallel.tensor = 1")
         for field, heads in (("heads", mixer.heads), ("kv_heads", mixer.groups)):
             if heads % size and (field == "heads" or mixer.heads % size == 0):

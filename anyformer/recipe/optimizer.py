@@ -39,7 +39,7 @@ class WeightCounts:
     """Trained weights of a model, counted from its config. With an adapter none of them is a hidden matrix."""
 
     values: int
-    find_hidden: Callable[[], Iterable[HiddenMatrix]] = tuple  # called for optimisers that ask: it reads every layer
+    find_hidden: Callable[[], Iterable[HiddenMatrix]] = tuple  # called if an optimiser needs it: it reads every layer
     tables: tuple[HiddenMatrix, ...] = ()  # of token embeddings
 
     @cached_property
@@ -165,7 +165,7 @@ class Muon(Optimizer):
         return 2 * weights.values - weights.hidden_values
 
     def update(self, weights: WeightCounts, own: float, parts: int) -> Update:
-        """Momentum, look-ahead and the new weight of hidden matrices are computed by kernels of their own.
+        """Momentum, look-ahead and the new weight of hidden matrices are computed by their own kernels.
 
         An iteration is three matmuls, of m×n, m×m and m×n by m×m, m being the smaller side, in half precision. Every
         GPU gathers all updates and makes all of them orthogonal, whatever the split.

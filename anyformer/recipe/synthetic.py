@@ -59,7 +59,7 @@ class Ranged(Synthetic):
 
 
 class Digits(Ranged):
-    """Rows of digits, and what follows from them."""
+    """Rows of digits, and answers computed from them."""
 
     @abstractmethod
     def answer(self, digits: str) -> Iterable[str]:

@@ -85,7 +85,7 @@ class TableFile(RowFile):
 
     @property
     def holds_answers(self) -> bool:
-        """Whether rows are conversations and answers to them, which may be lists of messages (dpo, grpo)."""
+        """True if rows are conversations and answers to them, which may be lists of messages (dpo, grpo)."""
         return self.source is None and (self.rejected if self.messages is None else self.target) is not None
 
     @property

@@ -24,7 +24,7 @@ Served = Literal["embed", "classify", "number", "tag", "fill_mask"]
 
 
 class AnyTask(Part):
-    """What a run does: a task that it has learnt, or what an imported model predicts."""
+    """The task of a run, learnt here or of an imported model."""
 
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder", "decoder")  # that a model may have
     command: ClassVar[str] = "predict {run} FILE"  # that uses a run
@@ -47,12 +47,12 @@ class AnyTask(Part):
 
     @property
     def several_labels(self) -> bool:
-        """Whether a text may have any number of labels, each decided separately."""
+        """True if a text may have any number of labels, each decided separately."""
         return False
 
     @property
     def joins_pairs(self) -> bool:
-        """Whether a row holds two texts."""
+        """True if a row holds two texts."""
         return getattr(self, "pairs", False) and not getattr(self, "apart", False)
 
     def serves(self, head: Head) -> Served | None:
@@ -70,7 +70,7 @@ class AnyTask(Part):
 
 
 class Task(AnyTask):
-    """What a run learns."""
+    """The task that a run learns."""
 
     batches: ClassVar[tuple[str, ...]] = ("padded", "packed", "crops", "ordered")  # kinds that it can be trained on
     reads: ClassVar[str] = ""  # why it can be trained on no others
@@ -106,7 +106,7 @@ class Task(AnyTask):
 
     @property
     def compares_with_start(self) -> bool:
-        """Whether the loss compares the model with the frozen run of `train.init_from`."""
+        """True if the loss compares the model with the frozen run of `train.init_from`."""
         return False
 
     @property
@@ -116,7 +116,7 @@ class Task(AnyTask):
 
     @property
     def smooths_labels(self) -> bool:
-        """Whether the loss is a softmax cross-entropy, whose labels can be smoothed."""
+        """True if the loss is a softmax cross-entropy, whose labels can be smoothed."""
         return not self.without_distribution
 
     def complete(self, train: "Rows") -> Self:

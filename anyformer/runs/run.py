@@ -238,7 +238,7 @@ class Run:
         Args:
             text: a prompt, a source, or a text with a mask.
             k: how many tokens to return.
-            answer: the beginning of the answer, after which the next token stands.
+            answer: the beginning of the answer, before the next token.
             at: number of the token that is predicted, or of the mask; None: the next one, or the only mask.
 
         Returns:

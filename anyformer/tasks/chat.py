@@ -156,7 +156,7 @@ class Conversation:
     def reply(self, text: str, **options: Any) -> Generator[str]:
         """Yield the answer to a message in pieces, with the options of `tasks.generation.generate`.
 
-        The message and its answer become part of the conversation: if the iteration ends early, what was yielded.
+        The message and its answer become part of the conversation: if the iteration ends early, its part so far.
         Wrong options raise at the call.
         """
         if not text.strip():

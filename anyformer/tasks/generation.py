@@ -35,7 +35,7 @@ class Writer(ABC):
 
     tokenizer: TextTokenizer
     source_tokenizer: TextTokenizer | None = None
-    continues = False  # an answer continues the text, rather than being a text of its own
+    continues = False  # an answer continues the text, rather than being a separate text
     marked = False  # the whole prompt sees all of itself
 
     @abstractmethod
@@ -162,7 +162,7 @@ class GenerationRequest:
     seeds: Tensor | None  # None: random
     strategy: Strategy
     constraints: OutputConstraints
-    token_constraints: dict[bool, TokenConstraints]  # the same in ids, for answers that stand alone and for others
+    token_constraints: dict[bool, TokenConstraints]  # the same in ids, for separate answers and for others
     settings: dict[str, Any]  # those of SETTINGS
     at_limit: Callable[[int], None] | None  # called with the budget of an answer that it cut off, not by beam search
     backend: SamplingBackend | None = None
@@ -347,7 +347,7 @@ def _finite(answers: Sequence[T | None]) -> list[T]:
 
 
 def stands_alone(task: Writer, prompt: Sequence[int]) -> bool:
-    """Return whether an answer is decoded as a text of its own, without the space that some tokenizers begin with."""
+    """Return whether an answer is decoded as its own text, without the space that some tokenizers begin with."""
     return not task.continues or not task.tokenizer.decode(prompt)
 
 

@@ -80,7 +80,7 @@ class TokenConstraints:
 def tokenise(
     constraints: OutputConstraints, tokenizer: TextTokenizer, vocab: int, stop: Sequence[int], alone: bool
 ) -> TokenConstraints:
-    """Translate constraints to ids, for answers that stand `alone` or continue a text."""
+    """Translate constraints to ids, for answers that are `alone` or continue a text."""
     if not stop and (constraints.formats or constraints.banned or constraints.phrases):
         raise ConfigError([Fault("stop_ids", "is empty: a constrained answer ends by a stop id")])
     constraint = _constraint(constraints, tokenizer, vocab, tuple(stop), alone)

@@ -1,4 +1,4 @@
-"""The task grpo: a decoder learns from rewards of its own answers (group-relative policy optimisation).
+"""The task grpo: a decoder learns from rewards of its answers (group-relative policy optimisation).
 
 Shao et al. 2024, https://arxiv.org/abs/2402.03300; without the two normalisations, Liu et al. 2025 ("Dr. GRPO"),
 https://arxiv.org/abs/2503.20783.

@@ -65,7 +65,7 @@ class StopStrings:
         return text[: len(text) - overlap]
 
     def rest(self) -> str:
-        """Return what was held back, when no text follows."""
+        """Return the text that was held back, when no more follows."""
         piece, self._held = self._held, ""
         return piece
 
@@ -103,7 +103,7 @@ class AnswerText:
         return self._cut and not self.stops.found
 
     def rest(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         return "" if self.stops.found else self.stops.push(self.text.rest()) + self.stops.rest()
 
     def whole(self) -> str:

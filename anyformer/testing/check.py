@@ -49,7 +49,7 @@ FEW = ("heads", "groups", "top_k", "count", "labels")  # those that are 2
 
 
 class Result(NamedTuple):
-    """Whether a law holds; None: it is not for this part."""
+    """The outcome of a law; None: it is not for this part."""
 
     law: str
     holds: bool | None

@@ -90,14 +90,14 @@ def cached_is_uncached(subject: Subject) -> str | None:
 
 
 def _check_padded_prompts(model: Transformer, ids: Tensor) -> None:
-    """Check prompts of unequal length, padded on the left or the right, and what follows them."""
+    """Check prompts of unequal length, padded on the left or the right, and the tokens after them."""
     for segments in ([-1, -1, 0, 0], [0, 0, -1, -1]):
         cache, real = model.new_cache(ROWS, LENGTH), torch.tensor(segments) == 0
         prompt = torch.where(real, ids[:, :2].repeat(1, 2), 1)
         first = model.decode(prompt, segments=torch.tensor([segments] * ROWS), cache=cache)[:, real]
         outs = [first, *(model.decode(ids[:, i : i + 1], cache=cache) for i in range(2, 6))]
         expected = model.decode(ids[:, :6])
-        close(torch.cat(outs, dim=1), expected, "in a cache, the padding of a prompt changes what follows")
+        close(torch.cat(outs, dim=1), expected, "in a cache, the padding of a prompt changes later tokens")
 
 
 @torch.no_grad()

@@ -75,7 +75,7 @@ class Subject:
 
     @property
     def reads_back(self) -> bool:
-        """Whether a token reads no later one, as the mixer claims."""
+        """True if a token reads no later one, as the mixer claims."""
         return self.stack.blocks[0].mixer.reads_back(self.side)
 
     @property
@@ -84,12 +84,12 @@ class Subject:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether it gives something for each of its token ids."""
+        """True if it gives something for each of its token ids."""
         return isinstance(self.config.last_input, IdInput) and not self.config.head.per_row
 
     @cached_property
     def ids(self) -> Tensor:
-        """What the model reads: token ids, mostly."""
+        """The inputs of the model: token ids, mostly."""
         return random_inputs(self.config, 0)
 
     @cached_property

@@ -29,7 +29,7 @@ prepare             From a recipe to a job: data, tokenizer, model, checkpoint
 ranks               one model on several processes: mesh, split modules, collectives
 resume              Checkpoint to resume from, and changed data
 saving              Checkpoints written by a thread while training continues
-scheduled_sampling  Scheduled sampling: the decoder reads some of its own tokens
+scheduled_sampling  Scheduled sampling: the decoder reads some of its tokens
 signals             SIGINT and SIGTERM as requests to stop
 snapshots           Weights at some steps, for `anyformer explore`
 step                One step: forward, backward, clipping, update

@@ -3,7 +3,7 @@
     m ← β m + (1 - β) g        u = β m + (1 - β) g        w ← w - η λ w - η · 0.2 sqrt(max(rows, columns)) · O(u)
 
 O(u) has the singular vectors of u, and singular values near 1. The factor gives an update the root mean square of one
-of AdamW (Liu et al. 2025). Each projection of a fused layer, and each expert, is a matrix of its own: the singular
+of AdamW (Liu et al. 2025). Each projection of a fused layer, and each expert, is a separate matrix: the singular
 values of one projection say nothing about those of another. AdamW updates the weights that are no hidden matrices.
 """
 

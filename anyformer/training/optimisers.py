@@ -64,12 +64,12 @@ class TrainedWeights:
 
     @property
     def fused(self) -> bool:
-        """Whether torch has fused kernels for them."""
+        """True if torch has fused kernels for them."""
         return next(self.model.parameters()).device.type == "cuda"
 
     @property
     def divided(self) -> bool:
-        """Whether a process has a part of some weights only."""
+        """True if a process has a part of some weights only."""
         return any(mesh_of(p) for p in self.model.parameters())
 
     @property

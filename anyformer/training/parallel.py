@@ -82,7 +82,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """True if this is the process that writes and prints."""
         return self.rank == 0
 
     @property

@@ -1,4 +1,4 @@
-"""`train`, `evaluate` and `merge`: from a recipe to a finished run, and what is done with it."""
+"""`train`, `evaluate` and `merge`: from a recipe to a finished run and its evaluation."""
 
 import math
 import shutil
@@ -160,7 +160,7 @@ def evaluate(
 ) -> Metrics:
     """Evaluate a run on a split of its recipe's data.
 
-    Of an unfinished run the newest checkpoint is evaluated; the note `unfinished` gives its step.
+    The newest checkpoint of an unfinished run is evaluated; the note `unfinished` gives its step.
 
     Args:
         folder: a run folder.

@@ -111,7 +111,7 @@ BAD: list[tuple[Source, bytes, list[str]]] = [
         b'Q,A\n"1\n",2\n"1"x,2\n1\rx,2\n"",2\n1,"2\xff\n"\n1,"never\n1,2\n',
         [
             "4: not valid CSV: ',' expected after '\"'",
-            "5: a carriage return stands outside quotes",
+            "5: a carriage return is outside of quotes",
             "6: the source is empty",
             "7: byte 0xff is not utf-8; set `encoding`",
             "9: a quote is opened and never closed",

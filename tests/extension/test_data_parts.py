@@ -113,5 +113,5 @@ def test_code_of_a_tokenizer_comes_from_no_file_of_one(tmp_path: Path) -> None:
 def test_no_public_format_has_its_code(export: Callable[[Any], object]) -> None:
     import_file(FILE)
     tokenizer = train_tokenizer(trainable()["syllables"].model_validate({"size": 40}), TEXTS)
-    with pytest.raises(ConfigError, match="'syllables': has code of its own, which no public format has"):
+    with pytest.raises(ConfigError, match="'syllables': has its own code, which no public format has"):
         export(SimpleNamespace(tokenizer=tokenizer, config=SimpleNamespace(vocab=40)))

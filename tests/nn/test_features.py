@@ -189,7 +189,7 @@ def test_numbers_have_no_types(source: Input):
 
 
 RULES = {
-    "head.kind = 'lm': features have no vocabulary; 'token_labels' has labels of its own": (FRAMES, {"head": LM()}),
+    "head.kind = 'lm': features have no vocabulary; 'token_labels' has its own labels": (FRAMES, {"head": LM()}),
     "special.pad = 0: patches have no ids": (IMAGES, {"special": Special(pad=0)}),
     "source.image_width = 8: must be a multiple of patch = 3": (IMAGES.model_copy(update={"image_width": 8}), {}),
     "encoder: has 6 learned positions: an image is 7 tokens": (

@@ -223,7 +223,7 @@ def test_wrong_stages(make, message: str):
 
 def test_only_encoders_pool():
     block, pooling = Block(mixer=Attention(heads=2)), Pooling(stages=(1, 1))
-    with pytest.raises(ConfigError, match=r"decoder\.pooling: a window would show tokens what comes after them"):
+    with pytest.raises(ConfigError, match=r"decoder\.pooling: a window would show later tokens"):
         ModelConfig(width=8, target=Tokens(vocab=3), decoder=Stack(depth=2, blocks=block, pooling=pooling))
     give, take = Block(mixer=Recurrent()), Block(mixer=Recurrent(begin="encoder"))
     with pytest.raises(ConfigError, match=r"encoder\.pooling: states go from token to token"):

@@ -49,7 +49,7 @@ _Part: TypeAlias = Node | _Bytes | _Rest
 
 
 class _List:
-    """A node and what follows it; None at the end of the text."""
+    """A node and the nodes after it; None at the end of the text."""
 
     __slots__ = ("edges", "head", "need", "tail")
 

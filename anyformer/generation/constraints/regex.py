@@ -251,7 +251,7 @@ class _PatternReader:
         return self._escape() if c == "\\" else ord(c)
 
     def _escape(self) -> int | Ranges:
-        """Parse what follows a backslash: a code point, or a set of them."""
+        """Parse an escape after its backslash: a code point, or a set of them."""
         c = self._next()
         if c in SETS:
             return SETS[c]

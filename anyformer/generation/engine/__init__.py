@@ -15,7 +15,7 @@ pool            pages of a model: which models have a paged cache, sizes and num
 rows            rows of one call of a model: their integers on the host, and the same as tensors
 runner          calls of a model on rows of its pool, replayed as CUDA graphs on a GPU
 sampler         choice of the next tokens of many requests
-sequence        a request that is being answered: its tokens, its pages, and who waits for it
+sequence        a request that is being answered: its tokens, its pages, and its receiver
 sequence_pages  pages of requests: taken, shared, kept for reuse and returned
 serial          requests one after the other, for models whose state is not paged
 stats           counters, gauges and histograms of one model

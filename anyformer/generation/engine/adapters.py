@@ -16,7 +16,7 @@ def share_body(name: str, body: Transformer, adapted: Transformer) -> Transforme
         return ConfigError([Fault(f"adapters.{name}", what)])
 
     if adapted.config.adapter is None:
-        raise fault("has no LoRA adapter: serve it as a model of its own")
+        raise fault("has no LoRA adapter: serve it as a separate model")
     if adapted.config.model_copy(update={"adapter": None}) != body.config.model_copy(update={"adapter": None}):
         raise fault("adapts another architecture than that of the model")
     own, base = adapted.state_dict(), dict(body.state_dict(keep_vars=True))

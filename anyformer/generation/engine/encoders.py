@@ -154,7 +154,7 @@ class EncodeServer:
                 raise Unsupported(f"{kind}: is not an output of this model")
 
     def _labels(self, logits: Tensor) -> list[tuple[str, float]]:
-        """Return each label with its probability; of several labels, each has one of its own."""
+        """Return each label with its probability; of several labels, each has its own."""
         spec: Any = self.run.spec
         p = logits.sigmoid() if spec.several_labels else logits.softmax(dim=-1)
         return list(zip(spec.label_names, p.tolist(), strict=True))
@@ -187,7 +187,7 @@ class EncodeServer:
 
 
 def _set(future: "asyncio.Future[list[Any]]", result: list[Any] | Exception) -> None:
-    """Give a future of another thread its result, unless it has one or nobody waits for it."""
+    """Give a future of another thread its result, unless it has one or was cancelled."""
 
     def deliver() -> None:
         if future.done():

@@ -277,7 +277,7 @@ class Engine:
         """Return one item per text: a vector, labels, tags, a score, fillings of masks, or a number.
 
         Args:
-            kind: what is computed, one of `engine.models[name].kinds`: "score", "embed", "classify" and others.
+            kind: the computation, one of `engine.models[name].kinds`: "score", "embed", "classify" and others.
             texts: the texts, which share batches with those of other requests.
             model: the name of a model; None: the only one.
             options: those of the kind, such as `answers` of "score".

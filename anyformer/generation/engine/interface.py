@@ -102,7 +102,7 @@ class UnknownModel(ServingError):
 
 
 class Unsupported(ServingError):
-    """The model or the engine cannot do what is requested."""
+    """The model or the engine does not support the request."""
 
 
 class Closing(ServingError):

@@ -112,7 +112,7 @@ class Server(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a step has something to do."""
+        """True if a step has something to do."""
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that it cannot answer; called by the thread of the caller."""

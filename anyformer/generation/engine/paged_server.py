@@ -385,7 +385,7 @@ def _row(sequence: Sequence, table: list[int], new: list[int]) -> Row:
 
 
 def _by_model(sequences: Iterable[Sequence]) -> list[list[Sequence]]:
-    """Group requests by adapter: each has weights of its own."""
+    """Group requests by adapter: each has its own weights."""
     groups: dict[str | None, list[Sequence]] = {}
     for sequence in sequences:
         groups.setdefault(sequence.request.adapter, []).append(sequence)

@@ -1,4 +1,4 @@
-"""Pages of a pool on the host: who uses them, and which beginnings of texts they hold."""
+"""Pages of a pool on the host: their users, and the beginnings of texts that they hold."""
 
 from array import array
 from collections import OrderedDict

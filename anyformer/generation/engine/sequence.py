@@ -1,4 +1,4 @@
-"""A request that is being answered: who waits for it, its tokens, its pages, and how far it was read."""
+"""A request that is being answered: its receiver, its tokens, its pages, and how far it was read."""
 
 import asyncio
 import time
@@ -89,7 +89,7 @@ class Sequence:
 
     @property
     def ids(self) -> list[int]:
-        """What the decoder reads: the prompt and the answer so far."""
+        """The input of the decoder: the prompt and the answer so far."""
         return [*self.prompt, *self.answer]
 
     @property

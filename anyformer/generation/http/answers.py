@@ -35,7 +35,7 @@ class GrowingAnswer:
     """One answer that grows: its text up to a stop string, and its tokens."""
 
     def __init__(self, run: ServedRun, request: Request, stop: Sequence[str], *, alone: bool, echo: bool = False):
-        """The text of an answer that stands `alone` begins without the space that some tokenizers write."""
+        """The text of an answer that is `alone` begins without the space that some tokenizers write."""
         self.run, self.request, self.ids = run, request, request.ids[0].tolist()
         before = [] if alone else self.ids
         self._decoder, self._stops = IncrementalDecoder(run.tokenizer, before), StopStrings(stop)

@@ -8,7 +8,7 @@ block_fields  the fields of blocks that most families have
 bloom       BLOOM: ALiBi
 clip        CLIP: images and texts
 cohere      Command R
-decoder_frame  what is around the blocks of decoders, the fields that most of them have, labels and spans
+decoder_frame  the ends of decoders around their blocks, the fields that most of them have, labels and spans
 deberta     DeBERTa-v2 and v3: disentangled attention
 deepseek    DeepSeek-V2 and V3: latent attention, shared experts
 distilbert  DistilBERT

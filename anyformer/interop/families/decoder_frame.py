@@ -1,4 +1,4 @@
-"""The frame of decoder-only families: what is around the blocks, and the fields that most of their config.json have."""
+"""The frame of decoder-only families: the parts around the blocks, and the fields of most of their config.json."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

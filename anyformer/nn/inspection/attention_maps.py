@@ -28,7 +28,7 @@ def attention_maps(
     Maps are [layers, b, heads, t, s]; rows are queries. `stacks`, `layers` and `heads` select and order them; None
     selects all. Layers are numbered as in the model; -1 is the last. Layers that are not selected stay on their fast
     kernels; layers without attention have no map. Other options are passed to the model (segments, ...). Layers of
-    an encoder that read pooled tokens have keys of their own, by how often the tokens were pooled: "encoder.1", ...
+    an encoder that read pooled tokens have their own keys, by how often the tokens were pooled: "encoder.1", ...
     """
     names = select_attentions(model, stacks, layers)
     for name, attention in attentions(model).items():

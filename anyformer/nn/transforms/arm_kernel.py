@@ -12,7 +12,7 @@ ROW_MULTIPLE = 32  # the kernel reads rows of such lengths
 
 
 def is_supported(weight: Tensor) -> bool:
-    """Whether torch has the kernel and the weight is one that it takes."""
+    """Return whether torch has the kernel and the weight is one that it takes."""
     return weight.device.type == "cpu" and weight.dtype is torch.float32 and has_4bit_matmul()
 
 

@@ -119,5 +119,5 @@ def learn_in_fp8(stacks: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def is_supported(device: torch.device) -> bool:
-    """Whether the device has fp8 units."""
+    """Return whether the device has fp8 units."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY

@@ -90,7 +90,7 @@ class RoundedFormat(WeightFormat):
 
     @property
     def scales_rows(self) -> bool:
-        """Whether a row has one scale, which can be applied after the matmul."""
+        """True if a row has one scale, which can be applied after the matmul."""
         return self.scale.dtype is torch.float32
 
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

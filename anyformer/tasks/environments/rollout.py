@@ -48,7 +48,7 @@ class RolloutReport(NamedTuple):
 
 
 class Player:
-    """One episode in progress: its environment and what has been read of it."""
+    """One episode in progress: its environment and the tokens read so far."""
 
     def __init__(self, environment: Environment, seed: int, to_go: float):
         self.environment, self.seed, self.to_go = environment, seed, to_go

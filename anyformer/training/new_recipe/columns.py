@@ -39,7 +39,7 @@ def choose_columns(
     if faults:
         raise ConfigError(faults)
     wanted = [role for role in roles if role not in given]
-    for role in sorted(wanted, key=lambda role: role not in ("label", "tags")):  # labels are the easiest to tell
+    for role in sorted(wanted, key=lambda role: role not in ("label", "tags")):  # labels are the easiest to recognise
         taken = {one.name for one in chosen.values()}
         found = _choose(table, role, taken, numeric, [*wanted, *given])
         if isinstance(found, Chosen):

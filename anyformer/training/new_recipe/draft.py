@@ -47,7 +47,7 @@ Reason = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """What a user asks for."""
+    """The wishes of a user."""
 
     task: str
     paths: list[str]
@@ -68,7 +68,7 @@ class RecipeDraft:
 
     @property
     def reasons(self) -> list[Reason]:
-        """What was chosen, and why."""
+        """A choice, and its reason."""
         facts, tokenizer = self.facts, models.tokenizer(self.facts)
         stats = facts.inputs
         length = f"texts of {stats.mean_length:.0f} characters on average, {stats.longest:,} at most"

@@ -154,7 +154,7 @@ def _cells(path: str, file: File, form: str, why: str) -> Examined:
 def _sniff(text: str) -> str:
     """Return the delimiter that divides the most of the first rows, and the first one, into equally many columns.
 
-    Of several, commas come last: they may be decimal commas.
+    Commas come last of several: they may be decimal commas.
     """
     sample = text[:SNIFFED].rpartition("\n")[0] or text[:SNIFFED]
     shares = dict[str, float]()

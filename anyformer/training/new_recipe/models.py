@@ -48,7 +48,7 @@ def as_toml(sections: Sections) -> str:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is known of the data, the task and the machine."""
+    """Facts about the data, the task and the machine."""
 
     task: Task
     inputs: TextStats
@@ -62,7 +62,7 @@ class DataFacts:
 
     @property
     def compares(self) -> bool:
-        """Whether the model compares vectors of texts: it is wide, and has one layer."""
+        """True if the model compares vectors of texts: it is wide, and has one layer."""
         return self.task.kind == "embed" or (self.task.kind == "regress" and self.pairs)
 
     @property

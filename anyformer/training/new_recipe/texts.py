@@ -30,7 +30,7 @@ class TextStats:
 
     @property
     def is_cjk(self) -> bool:
-        """Whether words are not separated by spaces, or carry endings that make each of them rare."""
+        """True if words are not separated by spaces, or carry endings that make each of them rare."""
         return self.script in ("Hangul", "Han", "Kana")
 
 
