@@ -34,6 +34,8 @@ OTHERS = (
     "config.io",
     "config.cost",
     "config.families",
+    "config.norm",
+    "config.feedforward",
     "config.scheme",
     "recipe.logger",
     "recipe.optimizer",

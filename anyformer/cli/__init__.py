@@ -14,11 +14,10 @@ generate          `generate`: text from a prompt
 inspect           `inspect`: attention maps in the terminal
 lab               `lab`: experiments and grids
 models            `presets`, `count`, `doctor` and `config`
-new               `new`: a recipe for one's own files
+new               `new`: a recipe for one's own files; `recipes`: those of the package
 plan              `plan`: memory, time and price of a training run on GPUs
 predict           `predict`: predictions for the lines of files
 progress          Progress bars of long jobs
-recipes           `recipes`: the recipes that come with the package
 resolve           Names of presets, recipes, runs and files
 runs              `train`, `evaluate`, `import`, `merge` and `export`
 serve             `serve`: runs over HTTP
@@ -28,6 +27,6 @@ verb              Verbs from outside
 """
 
 # each adds its verbs, in this order
-from anyformer.cli import models, check, plan, new, recipes, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
+from anyformer.cli import models, check, plan, new, runs, predict, generate, chat, tokenizers, data, env  # noqa: F401, I001
 from anyformer.cli import inspect, explore, compare, serve, lab  # noqa: F401
 from anyformer.cli.app import app as app, main as main

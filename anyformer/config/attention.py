@@ -155,10 +155,6 @@ class Attention(Mixer):
         return key, self.value_width or key
 
     @property
-    def attention(self) -> Self:
-        return self
-
-    @property
     def latent(self) -> Latent | None:
         """How keys and values are compressed; None: they are not."""
         return self.compress if isinstance(self.compress, Latent) else None

@@ -57,10 +57,15 @@ class Block(Spec):
         """True if parallel sublayers read their input through one norm."""
         return isinstance(self.order, Parallel) and self.order.shared_norm
 
+    @property
+    def attention(self) -> Attention | None:
+        """The mixer, if it is softmax attention; else None."""
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
     def attentions(self) -> Iterator[tuple[str, Attention]]:
         """Yield the softmax attentions by their names in the block: mixer, cross."""
-        if (own := self.mixer.attention) is not None:
-            yield "mixer", own
+        if self.attention is not None:
+            yield "mixer", self.attention
         if self.cross is not None:
             yield "cross", self.cross
 

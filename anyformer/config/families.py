@@ -15,7 +15,6 @@ from anyformer.config.spec import ConfigError, Fault, Size
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from anyformer.config.attention import Attention
     from anyformer.config.media import ImageSegment, Media, Spectrogram
     from anyformer.config.scheme import Position
 
@@ -25,32 +24,6 @@ Labels = Size | Literal["auto"]  # auto: in a recipe, as many as the training ro
 # of a head: hidden states, the next token, the token itself, a label for each token, the bounds of a span, labels or a
 # number for each row, a vector for each row
 Output = Literal["none", "lm", "masked_lm", "token_labels", "span", "classifier", "embedder"]
-
-
-class Norm(Part):
-    """A function of each token's vector that keeps its size, before or after a sublayer."""
-
-    narrows: ClassVar[bool] = False  # compiled in half precision, its input is saved in that precision
-
-    @abstractmethod
-    def build(self, width: int) -> "nn.Module":
-        """Return the module of the norm over vectors of this width."""
-
-    @abstractmethod
-    def cost(self, width: int, rows: int) -> Cost:
-        """Return the cost of the norm for a number of vectors."""
-
-    def saves(self, compiled: bool) -> int:
-        """Return how many tensors of its input's size are saved for the backward pass."""
-        return 1
-
-
-class TokenNorm(Norm):
-    """A norm that depends on one vector alone: for the heads of attention, and other vectors within a part."""
-
-    def build_each(self, heads: int, width: int) -> "nn.Module":
-        """Return the module for queries or keys [b, h, t, k], with separate weights for each head."""
-        raise ValueError(f"qk_norm '{self.kind}' has no form with separate weights for each head: use 'head'")
 
 
 class Activation(Part):
@@ -173,22 +146,6 @@ class Network(FeedForward):
         """Yield the linear layers with a hidden layer of this width."""
 
 
-class Router(Part):
-    """The rule that chooses and weights the experts of each token."""
-
-    @abstractmethod
-    def build(self, width: int, count: int, top_k: int) -> "nn.Module":
-        """Return the module, from tokens [m, d] to a `Routing`."""
-
-    @abstractmethod
-    def cost(self, width: int, count: int, rows: int) -> Cost:
-        """Return the cost for a number of tokens."""
-
-    def faults(self, count: int, top_k: int) -> Iterator[Fault]:
-        """Yield settings that do not fit a number of experts, `top_k` of which read each token."""
-        yield from ()
-
-
 class Mixer(Part):
     """The sublayer through which tokens read each other."""
 
@@ -217,11 +174,6 @@ class Mixer(Part):
     def faults(self, width: int, side: Side, has_encoder: bool) -> Iterator[Fault]:
         """Yield what does not fit together, or not into a model of this width; `has_encoder`: the model has one."""
         yield from ()
-
-    @property
-    def attention(self) -> "Attention | None":
-        """The mixer with its heads, pattern and position, if it is softmax attention."""
-        return None
 
     @property
     def ends(self) -> list[tuple[int, str]]:

@@ -1,5 +1,6 @@
 """Activations, feed-forward layers and mixtures of them. Imports no torch."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,8 @@ from anyformer.config.families import (
     Activation as Activation,
     FeedForward as FeedForward,
     Network as Network,
-    Router as Router,
 )
+from anyformer.config.part import Part
 from anyformer.config.spec import Count, Fault, Flag, Number, Positive, Probability, Size
 
 if TYPE_CHECKING:
@@ -215,6 +216,22 @@ class Gated(Network):
 
 
 # -- mixture of experts -----------------------------------------------------------------------------------------------
+
+
+class Router(Part):
+    """The rule that chooses and weights the experts of each token."""
+
+    @abstractmethod
+    def build(self, width: int, count: int, top_k: int) -> "nn.Module":
+        """Return the module, from tokens [m, d] to a `Routing`."""
+
+    @abstractmethod
+    def cost(self, width: int, count: int, rows: int) -> Cost:
+        """Return the cost for a number of tokens."""
+
+    def faults(self, count: int, top_k: int) -> Iterator[Fault]:
+        """Yield settings that do not fit a number of experts, `top_k` of which read each token."""
+        yield from ()
 
 
 class SoftmaxTopK(Router):

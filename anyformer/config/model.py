@@ -236,7 +236,7 @@ def _handover(config: ModelConfig) -> Iterator[Fault]:
 
 def _position(stack: Stack, width: int) -> Iterator[Fault]:
     """Yield faults of the stack's scheme for the head widths of the layers that use it."""
-    mixers = [a for b in (*stack.prefix, *stack.blocks) if (a := b.mixer.attention)]
+    mixers = [a for b in (*stack.prefix, *stack.blocks) if (a := b.attention)]
     scheme = stack.position
     if scheme.kind != "none" and not scheme.embeds() and not any(mixer.position is None for mixer in mixers):
         what = "no layer takes it: it acts inside self-attention; " + (

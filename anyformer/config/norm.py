@@ -1,13 +1,40 @@
 """Norms. Imports no torch."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from anyformer.config.cost import Cost
-from anyformer.config.families import Norm as Norm, TokenNorm as TokenNorm
+from anyformer.config.part import Part
 from anyformer.config.spec import Flag, Fraction, Number, Positive
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+class Norm(Part):
+    """A function of each token's vector that keeps its size, before or after a sublayer."""
+
+    narrows: ClassVar[bool] = False  # compiled in half precision, its input is saved in that precision
+
+    @abstractmethod
+    def build(self, width: int) -> "nn.Module":
+        """Return the module of the norm over vectors of this width."""
+
+    @abstractmethod
+    def cost(self, width: int, rows: int) -> Cost:
+        """Return the cost of the norm for a number of vectors."""
+
+    def saves(self, compiled: bool) -> int:
+        """Return how many tensors of its input's size are saved for the backward pass."""
+        return 1
+
+
+class TokenNorm(Norm):
+    """A norm that depends on one vector alone: for the heads of attention, and other vectors within a part."""
+
+    def build_each(self, heads: int, width: int) -> "nn.Module":
+        """Return the module for queries or keys [b, h, t, k], with separate weights for each head."""
+        raise ValueError(f"qk_norm '{self.kind}' has no form with separate weights for each head: use 'head'")
 
 
 class NoNorm(TokenNorm):

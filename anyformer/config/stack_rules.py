@@ -52,7 +52,7 @@ def _global_projections(stack: Stack, side: Side) -> Iterator[Fault]:
     """Yield faults of separate projections of global tokens: a cache has no room for their keys and values."""
     for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
         for i, block in enumerate(blocks):
-            mixer, path = block.mixer.attention, f"{name}.{i}.mixer.global_projections"
+            mixer, path = block.attention, f"{name}.{i}.mixer.global_projections"
             if block.cross and block.cross.global_projections:
                 yield Fault(f"{name}.{i}.cross.global_projections", "= True: across there are no global tokens")
             if mixer is None or not mixer.global_projections:
@@ -73,7 +73,7 @@ def skip_faults(stack: Stack, width: int) -> Iterator[Fault]:
     sizes = set[tuple[int, int]]()
     for name, blocks in (("prefix", stack.prefix), ("blocks", stack.blocks)):
         for i, block in enumerate(blocks):
-            path, mixer = f"{name}.{i}.mixer.value_residual", block.mixer.attention
+            path, mixer = f"{name}.{i}.mixer.value_residual", block.attention
             if block.cross and block.cross.value_residual:
                 yield Fault(f"{name}.{i}.cross.value_residual", "= True: values across are those of the encoder")
             if mixer is None or not mixer.value_residual:

@@ -156,7 +156,7 @@ def _block(
     norms = costs.pop("norms")
     sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
     if not spec.mixer.is_none:
-        sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixer_details(spec.mixer, side, stack)))
+        sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixer_details(spec, side, stack)))
     if spec.cross is not None:
         across = _settings("pattern", pattern_across(spec.cross))
         sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
@@ -187,9 +187,9 @@ def _block(
     }
 
 
-def _mixer_details(mixer: Mixer, side: Side, stack: Stack) -> dict[str, Any]:
-    shown = details(mixer)
-    if (attention := mixer.attention) is not None:
+def _mixer_details(block: Block, side: Side, stack: Stack) -> dict[str, Any]:
+    shown = details(block.mixer)
+    if (attention := block.attention) is not None:
         shown |= _settings("pattern", pattern_of(attention, side))
         shown |= _settings("position", position_of(attention, stack))
     return shown

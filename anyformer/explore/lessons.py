@@ -181,7 +181,7 @@ class OpenLesson:
         if self.lesson.shape == "encoder" and question is not None and question.find != "head":
             return None
         blocks = [block for stack in trace.run.config.stacks.values() for block in stack.unrolled()]
-        if not all(block.mixer.attention for block in blocks):
+        if not all(block.attention for block in blocks):
             return None
         off = [
             f"{kind}.{layer}.{head}"

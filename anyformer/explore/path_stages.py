@@ -186,9 +186,8 @@ def _position(place: PathPlace) -> dict[str, Any]:
 def _order(place: PathPlace) -> str:
     """Return what shows the order of tokens without added positions: nothing ("set"), the mask, or parts ("mixer")."""
     stack = place.trace.run.config.stacks[place.side]
-    mixers = [block.mixer for block in stack.unrolled()]
-    attentions = [a for mixer in mixers if (a := mixer.attention) and a.position is None]
-    if len(attentions) < len(mixers) or stack.pooling is not None:
+    attentions = [a for block in stack.unrolled() if (a := block.attention) and a.position is None]
+    if len(attentions) < stack.depth or stack.pooling is not None:
         return "mixer"
     return "set" if all(pattern_of(one, place.side).as_window == EVERYTHING for one in attentions) else "mask"
 

@@ -180,7 +180,7 @@ class Trace:
         """Return the kind of positions in an attention layer, or "cross"."""
         side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
         stack = self.run.config.stacks[side]
-        mixer = stack.unrolled()[layer].mixer.attention
+        mixer = stack.unrolled()[layer].attention
         return "cross" if sublayer == "cross" or mixer is None else position_of(mixer, stack).kind
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:

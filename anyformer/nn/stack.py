@@ -118,7 +118,7 @@ class BlockStack(nn.Module):
         plans: dict[Plan, int] = {}
         plan_of_layer: list[int | None] = []  # None: its mixer is not attention
         for run, block, level in zip(self.runs, layers, self.levels, strict=True):
-            mixer = block.mixer.attention
+            mixer = block.attention
             if mixer is None:
                 plan_of_layer.append(None)
                 continue

@@ -1,9 +1,7 @@
 """The grammar of training runs, without torch: the parts of a recipe, one module for each of its keys.
 
-augment         random changes of images and sounds in training
 batches         padded, packed, crops, ordered
-bins            numbers as tokens
-data            the sources of a recipe, joined and mixed ones
+data            the sources of a recipe, joined and mixed ones; random changes of images and sounds in training
 imported_task   tasks of imported models
 label_task      tasks that give labels, numbers, vectors or spans
 logger          where metrics are written beside metrics.jsonl
@@ -18,7 +16,7 @@ sources         sources in files: texts, lines, folders, arrays, shards
 synthetic       synthetic sources: digits, dates, additions, scenes
 table           tables as a source, and their formats
 task            families of tasks: the columns they read, their metrics and the models they need
-text_task       language models, conversations, actions
+text_task       language models, conversations, actions; numbers as tokens
 tokenizer       tokenizers: trained on the data, read from a file, or taken from a run or from shards
 train           settings of the training loop
 width_transfer  muP: one learning rate for models of all widths
@@ -29,9 +27,7 @@ from typing import TYPE_CHECKING
 from anyformer.config.deprecated import renamed
 
 # Stars, so that a part which enters one of these files is public without a second edit.
-from anyformer.recipe.augment import *
 from anyformer.recipe.batches import *
-from anyformer.recipe.bins import *
 from anyformer.recipe.data import *
 from anyformer.recipe.imported_task import *
 from anyformer.recipe.label_task import *

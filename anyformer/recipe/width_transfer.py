@@ -105,7 +105,7 @@ def scale_faults(model: ModelConfig, scale: WidthScale, optimizer: Optimizer, in
 
 
 def _uncovered(block: Block) -> Iterator[tuple[str, str]]:
-    if block.mixer.attention is None:
+    if block.attention is None:
         yield "mixer", f"= '{block.mixer.kind}'"
     for name, a in block.attentions():
         if a.latent:

@@ -16,9 +16,9 @@ def is_paged(model: Transformer) -> bool:
     decoder = model.config.decoder
     if decoder is None or decoder.memory:
         return False
-    mixers = [block.mixer for block in decoder.unrolled()]
-    stored = all(mixer.stores(model.config.width) is not None for mixer in mixers)
-    return stored and all(mixer.attention or mixer.is_none for mixer in mixers)
+    blocks = decoder.unrolled()
+    stored = all(block.mixer.stores(model.config.width) is not None for block in blocks)
+    return stored and all(block.attention or block.mixer.is_none for block in blocks)
 
 
 def new_pool(model: Transformer, pages: tuple[int, int], page_size: int, int8: bool = False) -> Pool:

@@ -82,7 +82,7 @@ def _position_module(stack: Stack, layers: list[Layers], d: int, inner: int) -> 
     """Count position tables: one set for the embeddings, one per scheme and number of heads, or one per layer."""
     tables: dict[tuple[Position, int], int] = {}  # how many of each scheme and number of heads
     for group in layers:
-        if (mixer := group.block.mixer.attention) and not (at := position_of(mixer, stack)).embeds():
+        if (mixer := group.block.attention) and not (at := position_of(mixer, stack)).embeds():
             key = at, mixer.heads
             tables[key] = tables.get(key, 0) + group.own if at.per_layer else 1
     total = sum(count * _elements(at.tables(d, heads)) for (at, heads), count in tables.items())

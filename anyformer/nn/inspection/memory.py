@@ -167,7 +167,7 @@ def training_memory(
 def _mask_bytes(config: ModelConfig, lengths: dict[Side, int], context: int, mode: _Mode) -> int:
     """Return the bytes of the masks between the tokens of one process and whole rows."""
     pairs = {side: n * -(-n // context) for side, n in lengths.items()}
-    patterns = {(side, pattern_of(a, side)) for side, block in _blocks(config) if (a := block.mixer.attention)}
+    patterns = {(side, pattern_of(a, side)) for side, block in _blocks(config) if (a := block.attention)}
     masked = [side for side, pattern in patterns if pattern.as_window != EVERYTHING and pairs[side] < MAX_MASK_PAIRS]
     return mode.size * sum(pairs[side] for side in masked) if context > 1 else 0
 

@@ -72,7 +72,7 @@ class Split:
 
 def can_split_layers(config: ModelConfig, n: int) -> bool:
     """Return whether training can split a model into n parts along `tensor`; parts of other mixers are not counted."""
-    return all(block.mixer.attention for block in _blocks(config)) and not any(tensor_faults(config, n))
+    return all(block.attention for block in _blocks(config)) and not any(tensor_faults(config, n))
 
 
 @cache

@@ -204,7 +204,7 @@ class _Layer(NamedTuple):
 
     def _rotated(self) -> float:
         """Return the bytes of rotating queries and keys."""
-        mixer = self.block.mixer.attention
+        mixer = self.block.attention
         if mixer is None or not position_of(mixer, self.stack).rotates():
             return 0.0
         return 2.0 * self.tokens * (mixer.heads + mixer.groups) * mixer.widths(self.config.width)[0] * self.size

@@ -248,7 +248,7 @@ def _from_run(facts: DataFacts, path: str, config: ModelConfig) -> Sections:
         lines.append(RecipeLine("adapter", value, "trains small matrices beside the weights, which stay as they are"))
     for side, stack in config.stacks.items():
         drops = "dropout = 0.1, mixer.dropout = 0.1"
-        if not all(block.mixer.attention for block in stack.blocks):
+        if not all(block.attention for block in stack.blocks):
             drops = "dropout = 0.1"
         if not any(block.dropout for block in stack.blocks):
             lines.append(RecipeLine(f"{side}.blocks", f"{{ {drops} }}", "against overfitting"))
