@@ -7,7 +7,7 @@ DEV    := $(VENV)/.installed-dev
 ALL    := $(VENV)/.installed-dev-all
 DEMO   := $(VENV)/.installed-demo
 DOCS   := $(VENV)/.installed-docs
-PINS   := pyproject.toml constraints.txt
+PINS   := pyproject.toml claims/pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo browser test test-system check thorough faults durations test-gpu torture fuzz-serve torture-serve families bundled-model lab-report reference docs docs-test bench lint format wheel clean
@@ -95,22 +95,23 @@ format: $(DEV)  ## sort imports, fix what can be fixed, format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-wheel: $(DEV)  ## dist/anyformer-*.whl
+wheel: $(DEV)  ## dist/anyformer-*.whl and dist/anyformer_claims-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist claims
 
 clean:  ## remove what was built and cached; keeps .venv and runs
 	rm -rf build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find anyformer tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find anyformer claims tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# A stamp is as new as pyproject.toml and constraints.txt, or the environment is brought up to date.
+# A stamp is as new as both pyproject.toml and constraints.txt, or the environment is brought up to date.
 $(DEV): $(PINS) $(BIN)/python
 	@echo "installing what the tests need into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev]" -c constraints.txt
+	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev]" -e ./claims -c constraints.txt
 	@touch $(DEMO) $(DOCS) $@
 
 $(ALL): $(PINS) $(BIN)/python
 	@echo "installing what all tests need into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev-all]" -c constraints.txt
+	@$(BIN)/python -m pip install -qq --no-compile -e ".[dev-all]" -e ./claims -c constraints.txt
 	@touch $(DEMO) $(DOCS) $(DEV) $@
 
 # What the demo and the documentation need is part of what the tests need: the rules above renew these stamps too.

@@ -50,6 +50,7 @@ OTHERS = (
     "generation.http.app",
     "generation.http.service",
     "lab.evaluation.harness",
+    "lab.figures",
 )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anyformer.lab.verdicts import known_verdicts
+from anyformer.lab.experiment import find
 from figures.__main__ import load
 from figures.style import FOLDER
 from tests.pages import ROOT, blocks, check_outputs
@@ -80,7 +80,7 @@ def test_verdicts_are_those_of_the_lab(page: Path) -> None:
     """A verdict after a link to a claim is that of the results in docs/lab, at the size for a CPU."""
     for claim, after in VERDICT.findall(page.read_text(encoding="utf-8")):
         verdict = next((words[1] for words in WORDS if words[0] in after), None)
-        stored = known_verdicts()[claim]["cpu"].word
+        stored = find(claim).published["cpu"].word
         assert verdict is None or stored.startswith(verdict), f"{claim}: the page says {verdict!r}, the lab {stored!r}"
 
 

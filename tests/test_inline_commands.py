@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from anyformer.cli import app
 from anyformer.config import ConfigError
-from anyformer.lab.experiment import NAMES
+from anyformer.lab.experiment import every
 from anyformer.recipe.ready import read_recipe
 from tests.pages import FENCE, PAGES, ROOT, faults
 
@@ -56,9 +56,8 @@ def check(words: list[str]) -> str:
         name, changes = given["recipe"], given["changes"] or []
         return recipe_fault("...", [name, *changes]) if "..." in rest and "=" in name else recipe_fault(name, changes)
     if verb == "lab" and left and left[0] != "run":
-        unknown = (
-            [name for name in left[: left.index("--size")] if name not in ("all", *NAMES)] if "--size" in left else []
-        )
+        known = ("all", *(experiment.kind for experiment in every()))
+        unknown = [name for name in left[: left.index("--size")] if name not in known] if "--size" in left else []
         return f"no experiments {unknown}" if unknown else ""
     return ran(verb, left) if verb in PRINTS and (verb != "lab" or not left) else ""
 

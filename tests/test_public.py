@@ -14,11 +14,11 @@ import anyformer as af
 from anyformer.cli import app
 from tests.pages import PAGES, ROOT, blocks
 
-# Modules whose names are stable (docs/stability.md): pages and examples import no others.
+# Modules whose names are stable (docs/stability.md): pages, examples and claims import no others.
 STABLE = ("", ".config", ".config.io", ".presets", ".recipe", ".testing", ".cli.verb", ".explore.view")
 STABLE += (".generation.http.app", ".generation.http.service", ".lab.evaluation.harness", ".nn.inspection.plot")
 STABLE += (".runs.run_inspection", *(f".{room}.api" for room in ("data", "generation", "lab", "nn", "training")))
-STABLE += (".nn.inspection.api",)
+STABLE += (".nn.inspection.api", ".lab.figures")
 
 DECODING = [
     "--max-new-tokens",
@@ -237,7 +237,8 @@ def imported(code: str) -> set[str]:
 
 
 def shown_code() -> list[str]:
-    code = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")]
+    files = [path for folder in ("examples", "claims") for path in (ROOT / folder).rglob("*.py")]
+    code = [path.read_text(encoding="utf-8") for path in files]
     for page in PAGES:
         for block in blocks(page.read_text(encoding="utf-8")):
             if block.language == "python":
@@ -247,12 +248,12 @@ def shown_code() -> list[str]:
     return code
 
 
-def test_pages_and_examples_import_stable_names() -> None:
+def test_pages_examples_and_claims_import_stable_names() -> None:
     assert set().union(*map(imported, shown_code())) <= set(STABLE), "import stable names, see docs/stability.md"
 
 
 def test_stable_modules_hold_what_pages_show() -> None:
-    """A name that no page and no example imports is not promised."""
+    """A name that no page, no example and no claim imports is not promised."""
     trees = [ast.parse(code) for code in shown_code()]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     shown = {(node.module, alias.name) for node in nodes for alias in node.names}

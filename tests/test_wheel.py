@@ -1,4 +1,4 @@
-"""The wheel holds the package and nothing else, and works where this repository is not; the sdist holds all."""
+"""A wheel holds its package and nothing else, and works where this repository is not; the sdist holds all."""
 
 import json
 import os
@@ -21,22 +21,30 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(project: Path, out: Path) -> Path:
     pytest.importorskip("hatchling", reason="needs the extra `dev`")
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, project, cwd=out)
     (built,) = out.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a throw-away environment with the wheel in it; torch and the rest are borrowed from ours."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def claims(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT / "claims", tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, claims: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a throw-away environment with both wheels in it; torch and the rest are borrowed from ours."""
     home = tmp_path_factory.mktemp("venv")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=home)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, claims, cwd=home)
     # Last, or pip would find an editable install of ours satisfying it. Python reads the .pth files of its own
     # site-packages only: what we borrow comes without the editable install's path to this repository.
     (site,) = home.glob("lib/python*/site-packages")
@@ -45,18 +53,25 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+@pytest.mark.parametrize("package", ["anyformer", "claims/anyformer_claims"])
+def test_a_wheel_holds_the_whole_package_and_nothing_else(package: str, wheel: Path, claims: Path) -> None:
+    home, marker = ROOT / package, "py.typed" if package == "anyformer" else "verdicts.json"
+    names = set(zipfile.ZipFile(wheel if package == "anyformer" else claims).namelist())
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"anyformer"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {home.name}
     source = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "anyformer").rglob("*")
+        path.relative_to(home.parent).as_posix()
+        for path in home.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in names if name.startswith("anyformer/")} == source
-    assert "anyformer/py.typed" in names
+    assert {name for name in names if name.startswith(f"{home.name}/")} == source
+    assert f"{home.name}/{marker}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert (ROOT / "claims" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_both_packages_have_one_version(wheel: Path, claims: Path) -> None:
+    assert wheel.name.split("-")[1] == claims.name.split("-")[1]
 
 
 def test_the_sdist_holds_the_whole_repository() -> None:
@@ -103,3 +118,10 @@ def test_the_command_runs_from_the_wheel(installed: Path, tmp_path: Path, wheel:
     version = wheel.name.split("-")[1]
     assert version in run(installed / "anyformer", "--version", cwd=tmp_path)
     assert "gpt2" in run(installed / "anyformer", "presets", cwd=tmp_path)
+
+
+def test_claims_are_measured_from_their_wheel(installed: Path, tmp_path: Path) -> None:
+    where = "import anyformer_claims; print(anyformer_claims.__file__)"
+    assert Path(run(installed / "python", "-c", where, cwd=tmp_path).strip()).is_relative_to(installed.parent)
+    assert "\n26  graph " in run(installed / "anyformer", "lab", cwd=tmp_path)
+    assert "\nholds: " in run(installed / "anyformer", "lab", "costs", "--size", "quick", cwd=tmp_path)

@@ -141,14 +141,10 @@ def _list() -> None:
     from rich.table import Table
 
     from anyformer.lab.experiment import every
-    from anyformer.lab.verdicts import described, known_verdicts
 
-    known = known_verdicts()
     table = Table("", "name", "claim", "cpu", "gpu", box=None, pad_edge=False)
     for e in every():
-        sizes = known.get(e.name, {})
-        cpu, gpu = described(e, "cpu", sizes.get("cpu")), described(e, "gpu", sizes.get("gpu"))
-        table.add_row(str(e.number), e.name, e.claim, cpu, gpu)
+        table.add_row(str(e.number or ""), e.kind, e.claim, e.described("cpu"), e.described("gpu"))
     Console().print(table)
     typer.echo("\nMinutes of all measurements, added up: divide by --jobs. `about`: estimated, not measured.")
     typer.echo("`stale`: the rule of the verdict was changed after its data was measured.")
@@ -160,27 +156,27 @@ def _experiments(
 ) -> None:
     from rich.console import Console
 
-    from anyformer.lab import experiment, figures
+    from anyformer.lab import figures
     from anyformer.lab.compare import markdown
+    from anyformer.lab.experiment import every, find
     from anyformer.lab.measurements import measure_together
-    from anyformer.lab.page import is_stale, rule_for
 
-    chosen = [experiment.find(name) for name in (experiment.NAMES if names == ["all"] else names)]
+    chosen = every() if names == ["all"] else [find(name) for name in names]
     folder = out or Path("runs") / "lab" / size
-    paths = {claim.name: folder / f"{claim.name}.jsonl" for claim in chosen}
+    paths = {claim.kind: folder / f"{claim.kind}.jsonl" for claim in chosen}
     found = measure_together(chosen, size, paths, engine=engine, console=Console(stderr=True))
     for claim in chosen:
-        results = found[claim.name]
-        typer.echo(f"{claim.number}. {claim.claim}")
+        results = found[claim.kind]
+        typer.echo(f"{claim.number}. {claim.claim}" if claim.number else claim.claim)
         typer.echo(markdown(claim.table(results)))
         typer.echo(f"{claim.verdict(results)}\n{claim.result(results)}".rstrip())
-        stale = ", changed after some of these results: they are stale" if is_stale(claim, results) else ""
-        typer.echo(f"rule {rule_for(claim, results)}{stale}")
+        stale = ", changed after some of these results: they are stale" if claim.is_stale(results) else ""
+        typer.echo(f"rule {claim.rule_for(results)}{stale}")
         try:
-            figure = figures.save(claim.draw(results), folder / f"{claim.name}.png")
-            typer.echo(f"{paths[claim.name]}, {figure}\n")
+            figure = figures.save(claim.draw(results), folder / f"{claim.kind}.png")
+            typer.echo(f"{paths[claim.kind]}, {figure}\n")
         except ImportError as error:
-            typer.echo(f"{paths[claim.name]}; {error}\n")
+            typer.echo(f"{paths[claim.kind]}; {error}\n")
 
 
 def _is_grid(name: str) -> bool:

@@ -82,8 +82,9 @@ def _imported(name: str, place: str, file: Path | None = None) -> ModuleType:
 
 
 def _register_all(module: ModuleType, source: Origin, place: str) -> None:
-    """Register the parts that a module defines."""
-    own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
+    """Register the parts that a module, or a package in its modules, defines."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [value for value in classes if f"{value.__module__}.".startswith(f"{module.__name__}.")]
     parts = [value for value in own if issubclass(value, Part) and not value.is_family()]
     if not parts:
         raise ConfigError([Fault(place, "defines no part: a class with a `kind`, derived from a family of parts")])
@@ -91,7 +92,7 @@ def _register_all(module: ModuleType, source: Origin, place: str) -> None:
         register(*parts)
     except ValueError as error:
         raise ConfigError([Fault(place, str(error))]) from None
-    _SOURCES[module.__name__] = source
+    _SOURCES.update(dict.fromkeys((module.__name__, *(part.__module__ for part in parts)), source))
 
 
 def find(group: str = GROUP) -> bool:

@@ -9,8 +9,7 @@ comparison    runs beside each other on the same examples
 coordinates   Coordinate check of width transfer: sizes of activations by width
 decision      Conditions of a claim, tested over seeds, and the verdict
 evaluation    public task files; lm-evaluation-harness
-experiment    The base class of experiments: cells, measurement, verdict
-experiments   One file for each claim
+experiment    The family of experiments: a claim, cells, measurement, verdict
 figures       Figures that are readable in grey and for the colour-blind
 grid          Train all combinations of settings of a recipe under an equal budget
 measurements  Measure several experiments together
@@ -20,5 +19,4 @@ report        Write the pages of docs/lab from results
 rules         Hash of the rule of a claim
 stats         Mean and deviation, Welch's t-test, Holm's correction, effect size, power-law fit
 trial         One training run as a measurement
-verdicts      Verdicts that come with the package
 """

@@ -182,6 +182,7 @@ def log_ticks(axis: Any, values: Sequence[float], *, across: bool = True) -> Non
 
 
 def save(figure: Any, path: str | Path, dpi: int = 150) -> Path:
+    """Write a figure to a file, close it, and return the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi, metadata={"Software": None} if path.suffix == ".png" else None)

@@ -23,7 +23,7 @@ class AnyCell:
     """Picklable measurement of a cell that names its experiment."""
 
     def __init__(self, experiments: Sequence[Experiment]):
-        self.experiments = {experiment.name: experiment for experiment in experiments}
+        self.experiments = {experiment.kind: experiment for experiment in experiments}
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
         return self.experiments[cell[WHICH]].measure(_plain(cell))
@@ -47,15 +47,15 @@ def measure_together(
     found: dict[str, list[CellResult]] = {}
     with ExitStack() as stack:
         for experiment in experiments:
-            stack.enter_context(locked(paths[experiment.name].parent, f"{LOCK}-{experiment.name}"))
+            stack.enter_context(locked(paths[experiment.kind].parent, f"{LOCK}-{experiment.kind}"))
         for some, where in ((timed, one_by_one), (others, engine)):
-            stages = {experiment.name: experiment.stages(size) for experiment in some}
+            stages = {experiment.kind: experiment.stages(size) for experiment in some}
             for number in range(max(map(len, stages.values()), default=0)):
-                cells = {e.name: list(chain(*stages[e.name][: number + 1])) for e in some}
+                cells = {e.kind: list(chain(*stages[e.kind][: number + 1])) for e in some}
                 found |= _measure(some, cells, paths, where, console)
                 for experiment in some:
-                    experiment.prepare(found[experiment.name])
-    return {e.name: _in_order(found[e.name], e.cells(size)) for e in experiments}
+                    experiment.prepare(found[experiment.kind])
+    return {e.kind: _in_order(found[e.kind], e.cells(size)) for e in experiments}
 
 
 def _measure(
@@ -65,7 +65,7 @@ def _measure(
     engine: CellEngine | None,
     console: Console | None,
 ) -> dict[str, list[CellResult]]:
-    rules = {experiment.name: experiment.rule(cells[experiment.name]) for experiment in experiments}
+    rules = {experiment.kind: experiment.rule(cells[experiment.kind]) for experiment in experiments}
     done = {name: {key(r.cell): r for r in read_results(paths[name])} for name in rules}
     left = [{WHICH: name, **cell} for name in rules for cell in cells[name] if key(cell) not in done[name]]
     total = sum(len(cells[name]) for name in rules)

@@ -1,16 +1,17 @@
 """The page of a claim: its result, the idea, the rule, and the measurements with their set-up and limits."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from anyformer.lab.cells import CellResult
 from anyformer.lab.compare import markdown, settings
 from anyformer.lab.decision import METHOD, NO_VARIATION, RATES, Outcome, Verdict, Word
-from anyformer.lab.experiment import Experiment, Size
+from anyformer.lab.experiment import SIZES, Experiment, Size
 from anyformer.lab.rules import tries_rates
-from anyformer.lab.verdicts import minutes_of
 
 CODE = "../../anyformer"  # from docs/lab
 TITLES: dict[Size, str] = {"quick": "At the quick size", "cpu": "On a CPU", "gpu": "On a GPU"}
@@ -20,7 +21,7 @@ CLAIM: dict[Word, str] = {
     "undecided at this size": "is undecided at this size",
 }
 
-SIZES = {  # values of cells on every page, and how they are written
+FORMS = {  # values of cells on every page, and how they are written
     "width": "width {}",
     "depth": "depth {}",
     "heads": "{} heads",
@@ -35,25 +36,21 @@ MOST_VALUES = 5  # of a setting that are listed one by one
 Found = dict[Size, list[CellResult]]
 
 
+def minutes_of(results: Sequence[CellResult]) -> float:
+    """Return the minutes of one process that results took."""
+    total = sum(r.seconds for r in results) / 60
+    return max(0.1, round(total, 1)) if total < 10 else round(total)
+
+
 def main_size(found: Found) -> Size:
     """Return the size whose figure comes first."""
     return next(size for size in ("cpu", "gpu", "quick") if size in found)
 
 
-def is_stale(experiment: Experiment, results: Sequence[CellResult]) -> bool:
-    """Test whether some results were measured under another rule than that of today."""
-    return {result.rule for result in results} != {rule_for(experiment, results)}
-
-
-def rule_for(experiment: Experiment, results: Sequence[CellResult]) -> str:
-    """Return the hash of the rule of today for the cells of results."""
-    return experiment.rule([result.cell for result in results])
-
-
-def page_of(experiment: Experiment, found: Found) -> str:
-    """Return the page of a claim: the result, the idea, the rule, and the measurements."""
+def page_of(experiment: Experiment, found: Found, folder: Path) -> str:
+    """Return the page of a claim in a folder: the result, the idea, the rule, and the measurements."""
     parts = ", ".join(f"[{part}]({CODE}/{part})" for part in experiment.parts)
-    code = f"[{experiment.name}.py]({CODE}/lab/experiments/{experiment.name}.py)"
+    code = f"[{experiment.file.name}]({os.path.relpath(experiment.file, folder)})"
     main = main_size(found)
     lines = [
         f"# {experiment.number}. {experiment.claim}",
@@ -81,7 +78,7 @@ def _missing(found: Found) -> list[str]:
 
 def _headline(experiment: Experiment, size: Size, results: Sequence[CellResult]) -> str:
     verdict = experiment.verdict(results)
-    stale = ", but this verdict is stale: its rule was not fixed before these data" * is_stale(experiment, results)
+    stale = ", but this verdict is stale: its rule was not fixed before these data" * experiment.is_stale(results)
     sentence = experiment.result(results) or f"{verdict.why[0].upper()}{verdict.why[1:]}."
     if missing := [one for one in verdict.outcomes if one.role == "precondition" and not one.holds]:
         beside = experiment.beside(results)
@@ -100,12 +97,12 @@ def _repeat(experiment: Experiment, found: Found) -> str:
         if size == "gpu" and not experiment.timed:  # those that share a GPU take longer
             device += ", or less: several measurements may have shared it"
         minutes = f"{minutes_of(results):g}"
-        if is_stale(experiment, results):  # there may be other cells now
-            minutes = f"about {experiment.minutes[('quick', 'cpu', 'gpu').index(size)]:g}"
-        commands.append(f"`anyformer lab {experiment.name}{option}` ({minutes} minutes{device})")
-        files.append(f"`runs/lab/{size}/{experiment.name}.jsonl`")
+        if experiment.is_stale(results):  # there may be other cells now
+            minutes = f"about {experiment.minutes[SIZES.index(size)]:g}"
+        commands.append(f"`anyformer lab {experiment.kind}{option}` ({minutes} minutes{device})")
+        files.append(f"`runs/lab/{size}/{experiment.kind}.jsonl`")
     jobs = "one measurement at a time, because they are timed" if experiment.timed else "less with `--jobs N`"
-    raw = " and ".join(f"[{size}](results/{size}/{experiment.name}.jsonl)" for size in found)
+    raw = " and ".join(f"[{size}](results/{size}/{experiment.kind}.jsonl)" for size in found)
     return (
         f"**Repeat with:** {' or '.join(commands)}; {jobs}. The first call measures everything and stores it in "
         f"{' or '.join(files)}; later calls show the stored results. To measure again, delete that file. This page "
@@ -119,7 +116,7 @@ def _figure(experiment: Experiment, size: Size, results: Sequence[CellResult]) -
     band = f" {experiment.spread}" if several and experiment.spread else ""
     caption = experiment.caption(results)
     return [
-        f"![{experiment.alt}](figures/{experiment.name}-{size}.png)",
+        f"![{experiment.alt}](figures/{experiment.kind}-{size}.png)",
         f"*{experiment.alt}. {TITLES[size]}.{f' {caption}' if caption else ''}{band}*",
     ]
 
@@ -130,10 +127,10 @@ def rule_of(experiment: Experiment, code: str, found: Found) -> str:
     tested = f" {METHOD}." if compares else ""
     if any(tries_rates([result.cell for result in results]) for results in found.values()):
         tested += f" {RATES}."
-    hashes = " and ".join(dict.fromkeys(f"`{rule_for(experiment, results)}`" for results in found.values()))
+    hashes = " and ".join(dict.fromkeys(f"`{experiment.rule_for(results)}`" for results in found.values()))
     explained = experiment.explanation and f"\n- **Explanation:** {' '.join(experiment.explanation.split())}"
     changed = experiment.changed and (f"\n- **Changed after a look at data:** {experiment.changed} {_fresh(found)}")
-    stale = any(is_stale(experiment, results) for results in found.values())
+    stale = any(experiment.is_stale(results) for results in found.values())
     fixed = "runs below that are not marked as stale" if stale else "runs below"
     return f"""This rule was fixed in {code} before the {fixed}; each of their results stores the rule's hash.
 
@@ -154,7 +151,7 @@ def _fresh(found: Found) -> str:
 
 def _section(experiment: Experiment, size: Size, results: Sequence[CellResult], with_figure: bool) -> str:
     verdict, remark = experiment.verdict(results), experiment.remark(results)
-    stale = " (stale)" if is_stale(experiment, results) else ""
+    stale = " (stale)" if experiment.is_stale(results) else ""
     parts = [
         f"## {TITLES[size]}: {verdict.word}{stale}",
         f"**Measured:** {measured_on(results)}",
@@ -190,11 +187,11 @@ def measured_on(results: Sequence[CellResult]) -> str:
 def _under(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return under which rule results were measured, and whether that is the rule of today."""
     rules = sorted({result.rule for result in results})
-    if not is_stale(experiment, results):
+    if not experiment.is_stale(results):
         return "The results are up to date: they were measured under this version of the rule."
     before = " and ".join(f"under the rule `{rule}`" if rule else "before rules were stored" for rule in rules)
     return (
-        f"**Stale:** measured {before}. The rule is now `{rule_for(experiment, results)}`: this verdict applies a rule "
+        f"**Stale:** measured {before}. The rule is now `{experiment.rule_for(results)}`: this verdict applies a rule "
         "that was not fixed before these data."
     )
 
@@ -289,13 +286,13 @@ def _in_common(some: Sequence[CellResult], others: Sequence[CellResult]) -> str:
     for name in ("depth", "steps", "part", "variant"):
         mine, theirs = ({r.cell.get(name) for r in group} for group in (some, others))
         if len(mine) == 1 and not mine & theirs and (value := mine.pop()) is not None:
-            return f" ({SIZES[name].format(f'{value:,}')})" if name in SIZES else f" ({value})"
+            return f" ({FORMS[name].format(f'{value:,}')})" if name in FORMS else f" ({value})"
     return ""
 
 
 def setup(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the models and data of results, and the sizes of models and training that the cells hold."""
-    forms: dict[str, str] = {**SIZES, **experiment.sizes}
+    forms: dict[str, str] = {**FORMS, **experiment.sizes}
     told = []
     for name, form in forms.items():
         values = sorted({r.cell[name] for r in results if isinstance(r.cell.get(name), int | float)})

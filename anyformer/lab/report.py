@@ -1,20 +1,18 @@
 """Write the pages of docs/lab from results: one for each claim, and a gallery of verdicts.
 
-python -m anyformer.lab.report docs/lab    from docs/lab/results/<size>/<name>.jsonl
+python -m anyformer.lab.report docs/lab    from docs/lab/results/<size>/<kind>.jsonl
 """
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from anyformer.lab.cells import CellResult, key, read_results
 from anyformer.lab.compare import markdown
-from anyformer.lab.experiment import Experiment, Size, every
+from anyformer.lab.experiment import SIZES, VERDICTS, Experiment, StoredVerdict, every
 from anyformer.lab.figures import save
-from anyformer.lab.page import CODE, TITLES, Found, is_stale, main_size, page_of, rule_for
-from anyformer.lab.verdicts import VERDICTS, Stored, minutes_of
+from anyformer.lab.page import CODE, TITLES, Found, main_size, minutes_of, page_of
 
 THUMBNAIL_DPI = 45  # 360 pixels wide
 
@@ -25,24 +23,26 @@ def write(folder: Path) -> list[Path]:
     for experiment in every():
         if found := stored(experiment, folder):
             for size, results in found.items():
-                save(experiment.draw(results), folder / "figures" / f"{experiment.name}-{size}.png")
-            small = folder / "figures" / "small" / f"{experiment.name}.png"
+                save(experiment.draw(results), folder / "figures" / f"{experiment.kind}-{size}.png")
+            small = folder / "figures" / "small" / f"{experiment.kind}.png"
             save(experiment.draw(found[main_size(found)]), small, dpi=THUMBNAIL_DPI)
-            page = folder / f"{experiment.name}.md"
-            page.write_text(page_of(experiment, found), encoding="utf-8")
+            page = folder / f"{experiment.kind}.md"
+            page.write_text(page_of(experiment, found, folder), encoding="utf-8")
             made.append(page)
             index.append((experiment, found))
     for figure in unused_figures(index, folder):
         figure.unlink()
     (folder / "README.md").write_text(index_of(index), encoding="utf-8")
-    VERDICTS.write_text(verdicts_of(index), encoding="utf-8")
+    for home in {experiment.file.parent for experiment, _ in index}:
+        own = [(experiment, found) for experiment, found in index if experiment.file.parent == home]
+        (home / VERDICTS).write_text(verdicts_of(own), encoding="utf-8")
     return [*made, folder / "README.md"]
 
 
 def unused_figures(index: Sequence[tuple[Experiment, Found]], folder: Path) -> list[Path]:
     """Return figures of results that are gone."""
-    used = {f"{experiment.name}-{size}" for experiment, found in index for size in found}
-    small = {experiment.name for experiment, _ in index}
+    used = {f"{experiment.kind}-{size}" for experiment, found in index for size in found}
+    small = {experiment.kind for experiment, _ in index}
     figures = folder / "figures"
     return [
         *(path for path in figures.glob("*.png") if path.stem not in used),
@@ -56,12 +56,12 @@ def stored(experiment: Experiment, folder: Path) -> Found:
     Stale results may be of cells that are no longer measured: they are shown as they are.
     """
     found: Found = {}
-    for size in get_args(Size):
-        results = read_results(folder / "results" / size / f"{experiment.name}.jsonl")
+    for size in SIZES:
+        results = read_results(folder / "results" / size / f"{experiment.kind}.jsonl")
         by_cell, needed = {key(r.cell): r for r in results}, [key(cell) for cell in experiment.cells(size)]
         if results and all(cell in by_cell for cell in needed):
             found[size] = [by_cell[cell] for cell in needed]
-        elif results and rule_for(experiment, results) not in {result.rule for result in results}:
+        elif results and experiment.rule_for(results) not in {result.rule for result in results}:
             found[size] = sorted(results, key=lambda r: r.cell.get("seed", 0))  # as in cells, which pair by seed
     return {size: results for size, results in found.items() if size != "quick" or len(found) == 1}
 
@@ -69,8 +69,8 @@ def stored(experiment: Experiment, folder: Path) -> Found:
 def verdicts_of(index: Sequence[tuple[Experiment, Found]]) -> str:
     """Return the verdicts of all measured claims as JSON."""
     found = {
-        experiment.name: {
-            size: Stored(experiment.verdict(results).word, _rule(results), minutes_of(results))._asdict()
+        experiment.kind: {
+            size: StoredVerdict(experiment.verdict(results).word, _rule(results), minutes_of(results))._asdict()
             for size, results in sizes.items()
         }
         for experiment, sizes in index
@@ -88,8 +88,8 @@ def index_of(index: Sequence[tuple[Experiment, Found]]) -> str:
     """Return the gallery: a row for each claim with its figure, its verdicts and its result at each size."""
     rows = [("", "claim", "verdict")]
     for experiment, found in index:
-        page = f"{experiment.name}.md"
-        image = f'<img src="figures/small/{experiment.name}.png" width="240" alt="{experiment.alt}">'
+        page = f"{experiment.kind}.md"
+        image = f'<img src="figures/small/{experiment.kind}.png" width="240" alt="{experiment.alt}">'
         words = [f"{TITLES[size]}: **{_word(experiment, results)}**" for size, results in found.items()]
         seen = [f"{TITLES[size]}: {experiment.result(results)}" for size, results in found.items()]
         text = f"**{experiment.number}. [{experiment.claim}]({page})**"
@@ -118,7 +118,7 @@ failures and surprises, [the log](../log.md). `make lab-report` generates these 
 
 
 def _word(experiment: Experiment, results: Sequence[CellResult]) -> str:
-    return experiment.verdict(results).word + (" (stale)" if is_stale(experiment, results) else "")
+    return experiment.verdict(results).word + (" (stale)" if experiment.is_stale(results) else "")
 
 
 def _by_part(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
@@ -126,7 +126,7 @@ def _by_part(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
     parts = sorted({part for experiment in experiments for part in experiment.parts})
     rows = [("file", "claims")]
     for part in parts:
-        about = [f"{e.number} [{e.name}]({e.name}.md)" for e in experiments if part in e.parts]
+        about = [f"{e.number} [{e.kind}]({e.kind}.md)" for e in experiments if part in e.parts]
         rows.append((f"[{part}]({CODE}/{part})", ", ".join(about)))
     return rows
 

@@ -1,17 +1,18 @@
 """Hash of the rule of a claim, which is fixed before the data is seen.
 
-The hash covers the claim, its prediction and the code of its judgement, with every function and constant of the
-experiments that this code uses, and the rule for learning rates if several of them are tried. Comments, docstrings,
-annotations and formatting do not count. Statistics count by the name of their method: `lab/stats.py` and
-`lab/decision.py` implement standard definitions. A result stores the hash under which it was measured, so a rule that
-is changed later is noticed.
+The hash covers the claim, its prediction and the code of its judgement, with every function and constant that this code
+uses from the claim's file, from its package or from files beside it, and the rule for learning rates if several of them
+are tried. Comments, docstrings, annotations, formatting and the names of modules do not count. Statistics count by the
+name of their method: `lab/stats.py` and `lab/decision.py` implement standard definitions. A result stores the hash
+under which it was measured, so a rule that is changed later is noticed.
 """
 
 import ast
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 from anyformer.lab.decision import METHOD, RATES
 
 LENGTH = 12  # hexadecimal digits
-FOLLOWED = "anyformer.lab.experiments."  # modules whose code is part of a rule
 IGNORED = {"annotation", "returns", "type_comment", "type_params", "ctx", "kind"}  # fields of a syntax tree
 
 
@@ -32,7 +32,6 @@ def tries_rates(cells: Iterable[Mapping[str, Any]]) -> bool:
     return any(len(some) > 1 for some in rates.values())
 
 
-@cache
 def rule_hash(kind: type[Any], tuned: bool = False) -> str:
     """Return the first digits of the SHA-256 of the rule of an experiment's class; `tuned`: with learning rates."""
     texts = [METHOD, *([RATES] if tuned else []), " ".join(kind.claim.split()), " ".join(kind.prediction.split())]
@@ -65,14 +64,24 @@ def _used(module: str, owner: str, node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _definition(module: str, name: str) -> tuple[str, ast.AST | None]:
-    """Return the module and the syntax tree that define a name; None for a name from outside the experiments."""
+    """Return the module and the syntax tree that define a name; None for a name from elsewhere."""
     names = _names(module)
     if name in names:
         return module, names[name]
     for origin, imported in _imports(module).get(name, ()):
-        if origin.startswith(FOLLOWED):
+        if _is_beside(module, origin):
             return _definition(origin, imported)
     return module, None
+
+
+def _is_beside(module: str, origin: str) -> bool:
+    """Test whether another module is of the same package, or its file in the same folder."""
+    return module.partition(".")[0] == origin.partition(".")[0] or "" != _folder(module) == _folder(origin)
+
+
+def _folder(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    return os.path.dirname(spec.origin or "") if spec else ""
 
 
 @cache
@@ -108,9 +117,11 @@ def _imports(module: str) -> dict[str, list[tuple[str, str]]]:
     """Return the names that a module imports, with the module and the name there."""
     found: dict[str, list[tuple[str, str]]] = {}
     for node in ast.walk(_tree(module)):
-        if isinstance(node, ast.ImportFrom) and node.module:
+        if isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(name, module.rpartition(".")[0])
             for alias in node.names:
-                found.setdefault(alias.asname or alias.name, []).append((node.module, alias.name))
+                found.setdefault(alias.asname or alias.name, []).append((origin, alias.name))
     return found
 
 

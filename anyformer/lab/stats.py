@@ -33,6 +33,7 @@ class Summary:
 
 
 def summary(values: Sequence[float]) -> Summary:
+    """Return mean, standard deviation and number of values."""
     x = np.asarray(values, dtype=np.float64)
     deviation = float(x.std(ddof=1)) if len(x) > 1 else math.nan
     return Summary(float(x.mean()) if len(x) else math.nan, deviation, len(x))

@@ -1,8 +1,9 @@
 """One training run as a measurement: settings, loss curve, last evaluation, and whether it diverged."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,11 @@ from anyformer.training.signals import Signals
 from anyformer.training.utilisation import flops_per_token
 
 CURVE_POINTS = 60
+
+
+def scratch_folder() -> AbstractContextManager[Path]:
+    """Return a temporary folder, which is removed at the end of its context."""
+    return scratch(SCRATCH)
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
     `begin` may change the model before the first step. No snapshots are written: nothing would read them.
     """
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"snapshots": 0})})
-    with scratch(SCRATCH) as home:
+    with scratch_folder() as home:
         folder = home / "run"
         job = prepare(recipe, folder, resume=False, console=Console(quiet=True))
         if begin is not None:

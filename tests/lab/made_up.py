@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from anyformer.lab.cells import Cell
+from anyformer.lab.experiment import every
 
+NAMES = [experiment.kind for experiment in every()]
 Found = Callable[[Cell], dict[str, Any]]  # what might be found of a cell
 CURVE = [[step, 3 / step] for step in range(1, 11)]
 

@@ -11,11 +11,12 @@ import pytest
 from matplotlib.text import Text
 
 from anyformer.lab.cells import Cell, CellResult, key
-from anyformer.lab.experiment import NAMES, Word, find
+from anyformer.lab.decision import Word
+from anyformer.lab.experiment import find
 from anyformer.lab.figures import WIDTH
 from anyformer.nn.inspection.plot import pyplot
 from tests.lab import made_up
-from tests.lab.made_up import CURVE, Found, but, made
+from tests.lab.made_up import CURVE, NAMES, Found, but, made
 
 
 def norms(cell: Cell) -> dict[str, Any]:
@@ -335,7 +336,7 @@ def word(name: str, found: Found) -> Word:
 @pytest.mark.parametrize("name", NAMES)
 def test_cells_are_plain_and_no_two_are_the_same(name: str) -> None:
     experiment, known = find(name), set[str]()
-    assert experiment.name == name
+    assert experiment.file.stem == name
     for size in ("quick", "cpu", "gpu"):
         cells = experiment.cells(size)
         assert cells == [json.loads(json.dumps(cell)) for cell in cells]
@@ -344,9 +345,10 @@ def test_cells_are_plain_and_no_two_are_the_same(name: str) -> None:
     assert len(known) > len(experiment.cells("quick"))  # a larger size is another measurement
 
 
-def test_claims_are_in_order() -> None:
-    numbers = [find(name).number for name in NAMES]
-    assert numbers == sorted({*numbers})
+def test_every_claim_is_found_in_its_order() -> None:
+    files = find(NAMES[0]).file.parent.glob("*.toml")
+    assert sorted(NAMES) == sorted(file.stem for file in files)
+    assert [find(name).number for name in NAMES] == list(range(1, len(NAMES) + 1))
 
 
 @pytest.mark.parametrize("name", HOLDS)

@@ -10,11 +10,11 @@ from hypothesis import given, settings, strategies as st
 
 from anyformer.lab.cells import Cell, CellResult
 from anyformer.lab.decision import Fact, More, Side, decide, require_inside
-from anyformer.lab.experiment import NAMES, Experiment, Size, find
+from anyformer.lab.experiment import SIZES, Experiment, Size, find
 from anyformer.lab.rules import tries_rates
+from tests.lab.made_up import NAMES
 from tests.lab.test_experiments import HOLDS
 
-SIZES: tuple[Size, ...] = ("quick", "cpu", "gpu")
 TUNED = [(name, size) for name in NAMES for size in SIZES if tries_rates(find(name).cells(size))]
 KEPT = ("curve", "lr", "gradient", "gradients", "valid", "shares")  # no scores
 losses = st.lists(st.floats(0.1, 9), min_size=2, max_size=5)
@@ -91,7 +91,7 @@ def _monotone(experiment: Experiment, size: Size, slope: float) -> list[CellResu
 
     def result(cell: Cell) -> CellResult:
         by = slope * math.log(cell["lr"] if "lr" in cell else cell.get("rates", [1.0])[0])
-        found = {name: shifted(name, value, by) for name, value in HOLDS[experiment.name](cell).items()}
+        found = {name: shifted(name, value, by) for name, value in HOLDS[experiment.kind](cell).items()}
         return CellResult(dict(cell), found, 0.0, "made up")
 
     return list(map(result, experiment.cells(size)))

@@ -8,14 +8,14 @@ import torch
 
 from anyformer.config import Block, ModelConfig, NoMixer, Stack, Tokens, io
 from anyformer.lab.experiment import Size, find
-from anyformer.lab.experiments import layers, variants
-from anyformer.lab.experiments.common import sorting
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.model import Transformer
+from anyformer_claims import layers, variants
+from anyformer_claims.common import sorting
 
 
 def test_the_entropy_of_a_text() -> None:
-    from anyformer.lab.experiments.bigram import entropy
+    from anyformer_claims.bigram import entropy
 
     assert entropy("abab" * 10, 1) == 0
     assert entropy("aabb" * 100 + "a", 1) == pytest.approx(math.log(2))
@@ -24,7 +24,7 @@ def test_the_entropy_of_a_text() -> None:
 
 def test_the_loss_of_a_reader_blind_to_order() -> None:
     from anyformer.data.readers import Rows
-    from anyformer.lab.experiments.positions import blind
+    from anyformer_claims.positions import blind
 
     assert blind(Rows({"source": ["1 2 3"]}, "", [1])) == pytest.approx(math.log(6) / 4)
     assert blind(Rows({"source": ["7 7 7"]}, "", [1])) == pytest.approx(0, abs=1e-9)
@@ -54,7 +54,7 @@ def test_recall_is_measured_for_every_mixer() -> None:
 def test_active_parameters_and_information_of_experts() -> None:
     import numpy as np
 
-    from anyformer.lab.experiments.experts import COUNT, information
+    from anyformer_claims.experts import COUNT, information
 
     cells = {cell["model"]: {**cell, "rows": 2, "steps": 2} for cell in find("experts").cells("quick")}
     found = {model: find("experts").measure(cell) for model, cell in cells.items()}
@@ -66,7 +66,7 @@ def test_active_parameters_and_information_of_experts() -> None:
 
 
 def test_sorters_have_their_positions_on_each_side() -> None:
-    from anyformer.lab.experiments.sort_positions import recipe_of
+    from anyformer_claims.sort_positions import recipe_of
 
     for cell in find("sort_positions").cells("quick"):
         model = recipe_of(cell).model
@@ -79,8 +79,8 @@ def test_sorters_have_their_positions_on_each_side() -> None:
 
 def test_a_window_is_a_fully_connected_layer_over_neighbouring_words() -> None:
     from anyformer.attention.layout import make_layout
-    from anyformer.lab.experiments.tagging import MIXERS
     from anyformer.nn.context import Context
+    from anyformer_claims.tagging import MIXERS
 
     x, layout = torch.randn(1, 9, 4), make_layout(1, 9, torch.device("cpu"))
     window = MIXERS["window"].model_copy(update={"causal": False}).build(4)
@@ -93,7 +93,7 @@ def test_a_window_is_a_fully_connected_layer_over_neighbouring_words() -> None:
 
 
 def test_tags_depend_on_the_word_before_or_on_the_marker() -> None:
-    from anyformer.lab.experiments.tagging import CLASSES, WORDS, sentences
+    from anyformer_claims.tagging import CLASSES, WORDS, sentences
 
     torch.manual_seed(0)
     words, tags, distance = sentences({"length": 9}, 400)
@@ -109,7 +109,7 @@ def test_tags_depend_on_the_word_before_or_on_the_marker() -> None:
 
 
 def test_a_translation_swaps_neighbours() -> None:
-    from anyformer.lab.experiments.encoder_decoder import translation
+    from anyformer_claims.encoder_decoder import translation
 
     assert translation(torch.tensor([[0, 1, 2, 2]]), torch.tensor([5, 6, 7])).tolist() == [[6, 5, 7, 7]]
     for cell in {cell["model"]: cell for cell in find("encoder_decoder").cells("quick")}.values():
@@ -128,7 +128,7 @@ def test_messages_along_edges_are_attention() -> None:
 
 
 def test_a_random_graph_is_connected_and_goes_both_ways() -> None:
-    from anyformer.lab.experiments.graph import random_graph
+    from anyformer_claims.graph import random_graph
 
     for seed in range(5):
         edges, seen = {*random_graph(12, seed)}, {0}
@@ -172,7 +172,7 @@ def test_two_heads_keep_a_table_more_than_one() -> None:
 
 
 def test_heads_that_differ() -> None:
-    from anyformer.lab.experiments.diversity import divergence
+    from anyformer_claims.diversity import divergence
 
     here, there = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     assert divergence(here, here) == 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -10,22 +10,23 @@ from typer.testing import CliRunner
 from anyformer.cli.app import app
 from anyformer.lab.cells import Cell, CellResult, read_results
 from anyformer.lab.decision import Fact, Verdict, decide
-from anyformer.lab.experiment import NAMES, Experiment, Rows, Size
+from anyformer.lab.experiment import Experiment, Rows, Size
 from anyformer.lab.measurements import measure_together
+from tests.lab.made_up import NAMES
 
 MEASURED: list[tuple[str, int]] = []  # in this process
 
 
 class Squares(Experiment):
-    name, number, claim, idea, prediction, alt = "squares", 1, "Squares are not negative.", "", "All are 0 or more.", ""
-    parts, minutes = (), (1.0, 1.0, 1.0)
+    kind: Literal["squares"] = "squares"
+    claim, prediction, minutes = "Squares are not negative.", "All are 0 or more.", (1.0, 1.0, 1.0)
 
     def cells(self, size: Size) -> list[Cell]:
         return [{"x": x} for x in range(4)]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         assert set(cell) == {"x"}
-        MEASURED.append((self.name, cell["x"]))
+        MEASURED.append((self.kind, cell["x"]))
         return {"y": cell["x"] ** 2}
 
     def judge(self, results: Sequence[CellResult]) -> Verdict:
@@ -38,22 +39,24 @@ class Squares(Experiment):
 
 
 class Timed(Squares):
-    name, timed = "timed", True
+    kind: Literal["timed"] = "timed"
+    timed = True
 
 
 class Staged(Squares):
     """The second half is measured with what the first half gave."""
 
-    name, best = "staged", -1
+    kind: Literal["staged"] = "staged"
+    _best: int = -1
 
     def stages(self, size: Size) -> list[list[Cell]]:
         return [self.cells(size)[:2], self.cells(size)[2:]]
 
     def prepare(self, results: Sequence[CellResult]) -> None:
-        self.best = max(r["y"] for r in results)
+        self._best = max(r["y"] for r in results)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        return {**super().measure(cell), "best": self.best}
+        return {**super().measure(cell), "best": self._best}
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +73,8 @@ def test_results_go_to_the_file_of_their_experiment(tmp_path: Path) -> None:
     found = measure_together(chosen, "quick", paths(tmp_path))
     assert {name: [r["y"] for r in some] for name, some in found.items()} == {name: [0, 1, 4, 9] for name in found}
     for experiment in chosen:
-        assert read_results(paths(tmp_path)[experiment.name]) == found[experiment.name]
-        assert {r.rule for r in found[experiment.name]} == {experiment.rule(experiment.cells("quick"))}
+        assert read_results(paths(tmp_path)[experiment.kind]) == found[experiment.kind]
+        assert {r.rule for r in found[experiment.kind]} == {experiment.rule(experiment.cells("quick"))}
 
 
 def test_timed_experiments_come_first(tmp_path: Path) -> None:

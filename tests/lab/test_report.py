@@ -8,21 +8,25 @@ from pathlib import Path
 import pytest
 
 from anyformer.lab.cells import Cell, CellResult, append
-from anyformer.lab.experiment import NAMES, Experiment, find
-from anyformer.lab.experiments.warmup import _by_layer
-from anyformer.lab.page import measured_on, page_of, reading, rule_for, setup
+from anyformer.lab.experiment import VERDICTS, Experiment, StoredVerdict, find
+from anyformer.lab.page import Found, measured_on, page_of, reading, setup
 from anyformer.lab.report import index_of, stored, unused_figures, verdicts_of
 from anyformer.lab.stats import summary
-from anyformer.lab.verdicts import VERDICTS, Stored, described, known_verdicts
+from anyformer_claims.warmup import _by_layer
+from tests.lab.made_up import NAMES
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
+
+
+def page(experiment: Experiment, found: Found) -> str:
+    return page_of(experiment, found, LAB)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_that_of_its_results(name: str) -> None:
     found = stored(find(name), LAB)
     assert found, f"no whole set of results for {name}: run `anyformer lab {name}` and store it"
-    assert (LAB / f"{name}.md").read_text(encoding="utf-8") == page_of(find(name), found), "run `make lab-report`"
+    assert (LAB / f"{name}.md").read_text(encoding="utf-8") == page(find(name), found), "run `make lab-report`"
     assert all((LAB / "figures" / f"{name}-{size}.png").exists() for size in found)
 
 
@@ -49,9 +53,9 @@ def test_results_of_several_machines_are_said_to_be_pooled() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_how_to_repeat_it(name: str) -> None:
-    page = (LAB / f"{name}.md").read_text(encoding="utf-8")
-    assert page.count("**Repeat with:** `anyformer lab ") == 1
-    for figure in page.split("![")[1:]:
+    text = (LAB / f"{name}.md").read_text(encoding="utf-8")
+    assert text.count("**Repeat with:** `anyformer lab ") == 1
+    for figure in text.split("![")[1:]:
         assert figure.splitlines()[2].startswith("*"), "a figure has a caption"
 
 
@@ -59,8 +63,8 @@ def test_minutes_of_measurements_that_may_share_a_gpu_are_an_upper_bound() -> No
     for name, bound in (("norms", True), ("heads", False)):
         experiment = find(name)
         some = stored(experiment, LAB).popitem()[1]
-        assert ("on one GPU, or less: " in page_of(experiment, {"gpu": some})) is bound
-        assert ", or less: " not in page_of(experiment, {"cpu": some})
+        assert ("on one GPU, or less: " in page(experiment, {"gpu": some})) is bound
+        assert ", or less: " not in page(experiment, {"cpu": some})
 
 
 def test_a_best_rate_at_an_end_of_those_tried_is_named() -> None:
@@ -75,13 +79,13 @@ def test_a_best_rate_at_an_end_of_those_tried_is_named() -> None:
 def test_a_page_names_the_sizes_that_were_not_measured() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]
-    assert "Not measured on a CPU or on a GPU." in page_of(experiment, {"quick": results})
-    assert "Not measured on a GPU." in page_of(experiment, {"cpu": results})
-    assert "Not measured" not in page_of(experiment, {"cpu": results, "gpu": results})
+    assert "Not measured on a CPU or on a GPU." in page(experiment, {"quick": results})
+    assert "Not measured on a GPU." in page(experiment, {"cpu": results})
+    assert "Not measured" not in page(experiment, {"cpu": results, "gpu": results})
 
 
 def test_preconditions_and_parts_are_shown_apart() -> None:
-    norms, warmup = (page_of(find(name), stored(find(name), LAB)) for name in ("norms", "warmup"))
+    norms, warmup = (page(find(name), stored(find(name), LAB)) for name in ("norms", "warmup"))
     assert "| precondition: 2 layers learn with norms and residuals |" in norms
     assert "| part of a condition: post-norm at " in warmup
     assert "|  |" not in norms
@@ -115,15 +119,15 @@ def test_a_claim_says_what_a_reader_needs(name: str) -> None:
 def test_results_under_another_rule_are_stale() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]
-    fresh, other = ([replace(r, rule=rule) for r in results] for rule in (rule_for(experiment, results), "0" * 12))
-    assert "stale" not in page_of(experiment, {"cpu": fresh}).lower()
+    fresh, other = ([replace(r, rule=rule) for r in results] for rule in (experiment.rule_for(results), "0" * 12))
+    assert "stale" not in page(experiment, {"cpu": fresh}).lower()
     for some in (other, [*fresh[:-1], other[-1]]):
-        page = page_of(experiment, {"cpu": some})
-        assert "but this verdict is stale" in page
-        assert "(stale)\n" in page
-        assert "`000000000000`" in page
+        text = page(experiment, {"cpu": some})
+        assert "but this verdict is stale" in text
+        assert "(stale)\n" in text
+        assert "`000000000000`" in text
         assert "(stale)" in index_of([(experiment, {"cpu": some})])
-    assert rule_for(experiment, results) in page_of(experiment, {"cpu": fresh})
+    assert experiment.rule_for(results) in page(experiment, {"cpu": fresh})
 
 
 def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(tmp_path: Path) -> None:
@@ -146,24 +150,25 @@ def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(
     assert stored(experiment, tmp_path) == {}
     before = write([cell for cell in cells if cell["lr"] < 0.002][::-1], "older")  # workers end in any order
     assert stored(experiment, tmp_path) == {"cpu": sorted(before, key=lambda result: result["seed"])}
-    assert "`anyformer lab norms` (about " in page_of(experiment, {"cpu": before})
+    assert "`anyformer lab norms` (about " in page(experiment, {"cpu": before})
     append(file, CellResult(dict(cells[-1]), found, 1.0, "made up", fresh))
     assert stored(experiment, tmp_path) == {}
 
 
 def test_listed_verdicts_are_those_of_the_results() -> None:
     index = [(experiment, found) for experiment in map(find, NAMES) if (found := stored(experiment, LAB))]
-    assert VERDICTS.read_text(encoding="utf-8") == verdicts_of(index), "run `make lab-report`"
-    assert all(known_verdicts()[e.name].keys() == found.keys() for e, found in index)
+    file = index[0][0].file.with_name(VERDICTS)
+    assert file.read_text(encoding="utf-8") == verdicts_of(index), "run `make lab-report`"
+    assert all(experiment.published.keys() == found.keys() for experiment, found in index)
 
 
 def test_a_listed_verdict_says_whether_it_is_stale() -> None:
     experiment = find("norms")
-    assert (
-        described(experiment, "cpu", Stored("holds", experiment.rule(experiment.cells("cpu")), 3.5)) == "holds, 3.5 min"
-    )
-    assert described(experiment, "cpu", Stored("holds", "other", 3.5)) == "holds, stale, 3.5 min"
-    assert described(experiment, "gpu", None) == f"about {experiment.minutes[2]:g} min"
+    today = experiment.rule(experiment.cells("cpu"))
+    for rule, described in ((today, "holds, 3.5 min"), ("other", "holds, stale, 3.5 min")):
+        vars(experiment)["published"] = {"cpu": StoredVerdict("holds", rule, 3.5)}
+        assert experiment.described("cpu") == described
+    assert experiment.described("gpu") == f"about {experiment.minutes[2]:g} min"
 
 
 def test_the_index_is_that_of_the_results() -> None:

@@ -8,25 +8,26 @@ from pathlib import Path
 import pytest
 
 from anyformer.lab.cells import read_results
-from anyformer.lab.experiment import NAMES, find
+from anyformer.lab.experiment import find
 from anyformer.lab.measurements import measure_together
 from anyformer.lab.rules import canonical, rule_hash
+from tests.lab.made_up import NAMES
 
 SOURCE = '''
 """A claim."""
 
-from anyformer.lab.decision import Fact, decide
-from anyformer.lab.experiment import Experiment
-from anyformer.lab.experiments.common import found
+from typing import Literal
+
+from anyformer.lab.api import Experiment, Fact, decide
+from beside import found
 
 BOUND = 0.5
 OTHER = 1
 
 
 class Claim(Experiment):
-    name, number, claim, idea = "made_up", 99, "A bound is met.", ""
-    prediction = "All are above the bound."
-    parts, minutes, alt = (), (0, 0, 0), ""
+    kind: Literal["made_up"] = "made_up"
+    claim, prediction, minutes = "A bound is met.", "All are above the bound.", (1, 1, 1)
 
     def cells(self, size):
         return [{"seed": seed} for seed in range(3)]
@@ -48,9 +49,22 @@ def _lowest(results):
     """Return the lowest value."""
     return min(found(results, "value"))
 '''
+SOURCE += """SPLIT
+from statistics import fmean
+
+
+def found(results, name):
+    return [fmean([r[name]]) for r in results]
+
+
+def unused():
+    return 1
+"""
 RULE = [("0.5", "0.4"), ("min(found", "max(found"), ("A bound is met.", "It is met."), ("All are", "Some are")]
+RULE += [("[fmean([r[name]])", "[2 * fmean([r[name]])"), ("fmean", "median")]
 NO_RULE = [
     ("OTHER = 1", "OTHER = 2"),
+    ("return 1", "return 2"),
     ("range(3)", "range(4)"),
     ("Return the lowest value.", "Return the smallest."),
     ('return decide([Fact("above", _lowest(results) > BOUND)])',
@@ -59,13 +73,22 @@ NO_RULE = [
 ]  # fmt: skip
 
 
-def hash_of(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"made_up_{abs(hash(source))}"
-    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+def hash_of(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, package: str = "") -> str:
+    """Return the hash of a claim in two files beside each other, the first of which imports the second."""
+    digits = abs(hash(source + package))
+    inside = f"{package}{digits}." if package else ""
+    home = folder / inside.rstrip(".")
+    home.mkdir(exist_ok=True)
+    claim, beside = source.split("SPLIT")
+    names = {f"{inside}beside{digits}": beside, f"{inside}made_up{digits}": claim}
+    for name, text in names.items():
+        text = text.replace("from beside", f"from {'.' if package else ''}beside{digits}")
+        (home / f"{name.removeprefix(inside)}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
+    before = set(sys.modules)
     module = importlib.import_module(name)
-    sys.modules.pop(name)
-    monkeypatch.setitem(sys.modules, name, module)
+    for new in set(sys.modules) - before:
+        monkeypatch.setitem(sys.modules, new, sys.modules.pop(new))
     return rule_hash(module.Claim)
 
 
@@ -87,6 +110,10 @@ def test_what_is_no_part_of_a_rule_does_not_change_its_hash(
     assert hash_of(changed, tmp_path, monkeypatch) == hash_of(SOURCE, tmp_path, monkeypatch)
 
 
+def test_relative_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hash_of(SOURCE, tmp_path, monkeypatch, "package") == hash_of(SOURCE, tmp_path, monkeypatch)
+
+
 def test_every_claim_has_a_rule_of_its_own() -> None:
     assert len({find(name).rule([]) for name in NAMES}) == len(NAMES)
 
@@ -105,9 +132,10 @@ def test_the_text_of_an_f_string_may_be_split() -> None:
     assert canonical(whole) == canonical(ast.JoinedStr([a, b]))
 
 
-def test_results_are_stored_with_the_rule(tmp_path: Path) -> None:
+def test_results_are_stored_with_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "heads.jsonl"
     heads = find("heads")
-    heads.cells = lambda size: [{"width": 8, "length": 4, "heads": 1, "repeats": 1}]  # type: ignore[method-assign]
+    cells = [{"width": 8, "length": 4, "heads": 1, "repeats": 1}]
+    monkeypatch.setattr(type(heads), "cells", lambda self, size: cells)
     found = measure_together([heads], "quick", {"heads": path})["heads"]
     assert [r.rule for r in found] == [r.rule for r in read_results(path)] == [heads.rule([])]

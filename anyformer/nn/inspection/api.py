@@ -1,6 +1,7 @@
 """Names for looking inside a model that are stable."""
 
 from anyformer.nn.inspection.ablation import head_scores as head_scores, run_without_heads as run_without_heads
+from anyformer.nn.inspection.attention_maps import attention_maps as attention_maps
 from anyformer.nn.inspection.attribution import attribute as attribute, integrated_gradients as integrated_gradients
 from anyformer.nn.inspection.cache_growth import cache_growth as cache_growth
 from anyformer.nn.inspection.head_patterns import head_statistics as head_statistics
