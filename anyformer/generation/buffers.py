@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from anyformer.attention.cache.kv_cache import Cache
-from anyformer.kernels.cuda_graph import CudaGraph, for_capture
+from anyformer.kernels.cuda_graph import CudaGraphs
 from anyformer.kernels.runtime import autocast_dtype
 from anyformer.nn.eval_mode import submodules
 from anyformer.nn.model import Transformer
@@ -31,8 +31,7 @@ class DecodeBuffers:
         self.ids = torch.zeros_like(cache.positions)
         self.present = torch.zeros_like(cache.positions, dtype=torch.bool)
         self._kept: dict[Hashable, Any] = {}
-        self._graphs: dict[Hashable, CudaGraph | None] = {}
-        self._pool: Any = None  # one for all graphs, which run one after the other
+        self._graphs = CudaGraphs()
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return further state of a strategy, made once."""
@@ -44,23 +43,9 @@ class DecodeBuffers:
     def run(self, key: Hashable, function: Callable[[], T]) -> T:
         """Run a function of tensors with fixed addresses, by a CUDA graph on a GPU.
 
-        The first call runs it as it is, so that everything is compiled; the second captures it, and later ones replay
-        it. The returned tensors are overwritten by the next call.
+        The returned tensors are overwritten by the next call.
         """
-        if not self.cache.length.is_cuda:
-            return function()
-        if key not in self._graphs:
-            self._graphs[key] = None
-            with for_capture():
-                return function()
-        graph = self._graphs[key]
-        if graph is None:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with for_capture():
-                graph = self._graphs[key] = CudaGraph(function, self._pool)
-        graph.replay()
-        out: T = graph.out
-        return out
+        return self._graphs.run(key, function) if self.cache.length.is_cuda else function()
 
     def reset(self) -> None:
         self.cache.reset()

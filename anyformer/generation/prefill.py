@@ -78,7 +78,7 @@ def prefill(model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Pr
         hidden, last = _read(
             model, buffers.prompts, prompts._replace(inputs=ids, segments=segments, media=own_media), source, known
         )
-    found = logits(model, buffers.prompts, last)[:, -1]
+    found = logits(model, last)[:, -1]
     if copies > 1:  # prompts are read once
         buffers.cache.fill(buffers.prompts, copies)
     length = ids.shape[1]

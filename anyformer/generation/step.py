@@ -27,11 +27,12 @@ def step(
     `bound` exceeds every position; 0 skips the position check.
     """
     hidden = model.decode(Inputs(new, cache.next(new.shape[1], present, bound)), cache=cache)
-    return hidden, logits(model, cache, hidden)
+    return hidden, logits(model, hidden)
 
 
-def logits(model: Transformer, cache: AnyCache, hidden: Tensor) -> Tensor:
-    return model.apply_head(hidden, Layout(cache.following[:, None].expand(hidden.shape[:2])))
+def logits(model: Transformer, hidden: Tensor) -> Tensor:
+    """Return the logits [b, t, v] after hidden states [b, t, d]; the head does not read positions."""
+    return model.apply_head(hidden, Layout(torch.zeros(hidden.shape[:2], dtype=torch.long)))
 
 
 @lru_cache(maxsize=64)

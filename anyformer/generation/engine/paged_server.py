@@ -18,12 +18,13 @@ from anyformer.generation.engine.interface import NOT_FINITE, Limits, Reason, To
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.pages import count_pages_for
 from anyformer.generation.engine.rows import Row, StepRows
-from anyformer.generation.engine.runner import Runner, next_logits
+from anyformer.generation.engine.runner import Runner
 from anyformer.generation.engine.sampler import choose, score
 from anyformer.generation.engine.sequence import Sequence, on_device
 from anyformer.generation.engine.sequence_pages import SequencePages
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request
+from anyformer.generation.step import logits as logits_of
 from anyformer.generation.strategy import Beam
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.substitute import substitute
@@ -143,7 +144,7 @@ class PagedServer:
         if not complete:
             return
         at, last = on_device([(i, len(rows[i].new) - 1) for i in complete], self.device).unbind(1)
-        found = next_logits(model, hidden[at, last])
+        found = logits_of(model, hidden[at, last][:, None])[:, 0]
         ready = [sequences[i] for i in complete]
         started = set(ready)
         self.prefilling = [sequence for sequence in self.prefilling if sequence not in started]
@@ -162,7 +163,7 @@ class PagedServer:
         targets = list(sequence.prompt[before + 1 : before + 1 + len(hidden)])
         for at in range(0, len(targets), SCORED_ROWS):
             ids = targets[at : at + SCORED_ROWS]
-            logits = next_logits(model, hidden[at : at + len(ids)])
+            logits = logits_of(model, hidden[at : at + len(ids), None])[:, 0]
             sequence.prompt_scores += score(logits, ids, sequence.request.top or 0)
 
     # -- decoding -----------------------------------------------------------------------------------------------------

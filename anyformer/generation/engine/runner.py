@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,9 @@ from anyformer.generation.engine.rows import Row, RowTensors, Shape, StepRows, f
 from anyformer.generation.engine.sequence import on_device
 from anyformer.generation.prefill import synchronises
 from anyformer.generation.sampling import greedy
+from anyformer.generation.step import step
 from anyformer.kernels.conventions import PADDING, next_power_of_two
-from anyformer.kernels.cuda_graph import CudaGraph, for_capture
+from anyformer.kernels.cuda_graph import CudaGraphs
 from anyformer.kernels.prepacked import PrepackedWeights, use_prepacked
 from anyformer.kernels.runtime import at_least_fp32
 from anyformer.nn.inputs import Inputs
@@ -36,10 +36,9 @@ class Runner:
         self.first = next_power_of_two(limits.max_rows)
         self.newest = torch.zeros(2 * self.first, dtype=torch.long, device=device)
         self._prepacked = PrepackedWeights()
-        self._graphs: dict[Hashable, _Replay] = {}
+        self._graphs, self._fixed_columns = CudaGraphs(), dict[Hashable, Tensor]()
         self._parameters: dict[int, int] = {}  # of each model
         self._graph_safe: dict[int, bool] = {}  # whether a model can be captured
-        self._memory: Any = None  # one pool for all graphs, which run one after the other
 
     def prefill(self, model: Transformer, rows: Sequence[Row], with_sources: bool) -> Tensor:
         """Read tokens of each row, and its source; return hidden states [b, t, d]."""
@@ -113,18 +112,17 @@ class Runner:
         self, key: Hashable, shape: Shape, columns: np.ndarray, function: Callable[[RowTensors], Tensor]
     ) -> Tensor:
         """Call a function of a fixed shape by the CUDA graph of this key."""
-        if key not in self._graphs:
-            fixed = torch.empty(columns.shape, dtype=torch.long, device=self.device)
-            self._graphs[key] = _Replay(fixed, partial(function, RowTensors.of(fixed, shape)), self.limits.reproducible)
-        self._memory = self._memory or torch.cuda.graph_pool_handle()
-        return self._graphs[key](torch.from_numpy(columns).pin_memory(), self._memory)
+        if key not in self._fixed_columns:
+            self._fixed_columns[key] = torch.empty(columns.shape, dtype=torch.long, device=self.device)
+        fixed = self._fixed_columns[key]
+        fixed.copy_(torch.from_numpy(columns).pin_memory(), non_blocking=True)
+        return self._graphs.run(key, lambda: function(RowTensors.of(fixed, shape)), self.limits.reproducible)
 
     def _step(self, model: Transformer, inputs: RowTensors) -> Tensor:
         ids = inputs.ids[:, 0]
         ids.copy_(torch.where(ids < 0, self.newest[(-ids - 1).clamp(min=0)], ids))  # in place: the same if repeated
         cache = PagedCache(self.pool, inputs.table, inputs.lengths, inputs.source)
-        hidden = model.decode(Inputs(inputs.ids, cache.next(1, _present(inputs), 0)), cache=cache)
-        return next_logits(model, hidden[:, -1])
+        return step(model, cache, inputs.ids, _present(inputs), bound=0)[1][:, -1]
 
     def _choose(self, model: Transformer, inputs: RowTensors) -> Tensor:
         chosen = torch.stack(greedy(at_least_fp32(self._step(model, inputs))))
@@ -139,33 +137,5 @@ def _round_up(n: int, longest: int | None) -> int:
     return n if longest is None else min(n, longest)
 
 
-def next_logits(model: Transformer, hidden: Tensor) -> Tensor:
-    """Return the logits [n, v] after hidden states [n, d]; the head does not read positions."""
-    return model.apply_head(hidden[:, None], Layout(torch.zeros(len(hidden), 1, dtype=torch.long)))[:, 0]
-
-
 def _present(inputs: RowTensors) -> Tensor:
     return torch.arange(inputs.ids.shape[1], device=inputs.ids.device) < inputs.counts[:, None]
-
-
-class _Replay:
-    """A step of fixed shape, captured at its second call, or at its first: then all calls round alike."""
-
-    def __init__(self, columns: Tensor, function: Callable[[], Tensor], at_once: bool):
-        self._columns, self._function, self._warm = columns, function, False  # the function reads these columns
-        self._graph: CudaGraph | None = None
-        self._at_once = at_once
-
-    def __call__(self, columns: Tensor, memory: Any) -> Tensor:
-        self._columns.copy_(columns, non_blocking=True)
-        with for_capture():
-            if not self._warm:  # run as it is, so that everything is compiled; a second run writes the same
-                self._warm = True
-                out = self._function()
-                if not self._at_once:
-                    return out
-            if self._graph is None:
-                self._graph = CudaGraph(self._function, memory)
-        self._graph.replay()
-        found: Tensor = self._graph.out
-        return found
