@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence as List
 
 import torch
 
-from anyformer.generation.engine.interface import NOT_FINITE, BeamHypothesis, Finished, Limits, Token, TooLong
+from anyformer.generation.engine.interface import NOT_FINITE, Finished, Limits, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import PagedServer
 from anyformer.generation.engine.pool import is_paged
-from anyformer.generation.engine.sequence import Sequence
+from anyformer.generation.engine.sequence import Item, Sequence, TokenIds
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
 from anyformer.tasks.base import media_of
 from anyformer.tasks.generation import FinishedAnswer, GenerationRequest
-from anyformer.tasks.text_stream import NONFINITE
+from anyformer.tasks.text_stream import NONFINITE, AnswerText
 
 CPU_PAGES = 1024  # of 16 tokens
 PREFILL_TOKENS = 8192
@@ -23,8 +23,8 @@ PREFILL_TOKENS = 8192
 class OfflineEngine:
     """Answers the texts of a generation request by continuous batching: a `SamplingBackend`.
 
-    It begins each request in the same state and reads no clock. So the batches, and with them the last bits of logits,
-    depend on the texts alone: the same texts have the same answers in any process.
+    It begins each request in the same state, and no clock decides. So the batches, and with them the last bits of
+    logits, depend on the texts alone: the same texts have the same answers in any process.
     """
 
     def __init__(self, model: Transformer, limits: Limits | None = None):
@@ -39,14 +39,15 @@ class OfflineEngine:
             yield from request.decoded()
             return
         assert self._server is not None
-        out = _Collector({one: FinishedAnswer(i, request.answer_text(i)) for i, one in sequences.items()}, request.stop)
+        answers = {one: FinishedAnswer(i, request.answer_text(i)) for i, one in sequences.items()}
+        out = _Outbox(at_once=bool(request.stop))
         try:
             for sequence in sequences.values():
                 self._server.add(sequence)
             while self._server.busy:
                 self._server.step(out)
-                if finished := out.take():
-                    yield finished
+                if finished := [answers[one] for one, items in out.take() if _push(one, items, answers[one].text)]:
+                    yield sorted(finished)
         finally:  # of an error, or of a caller that stops early
             if self._server.busy:
                 self._server = None
@@ -72,38 +73,26 @@ class OfflineEngine:
         return sequences
 
 
-class _Collector(Outbox):
-    """Collects answers as text; a stop string ends one."""
+def _push(sequence: Sequence, items: List[Item], text: AnswerText) -> bool:
+    """Add events to the text of an answer, which a stop string may end; return whether it has finished."""
+    for item in items:
+        match item:
+            case Token(id=id):
+                text.push([id])
+            case TokenIds():
+                text.push(item)
+            case Finished(message=message) if message == NOT_FINITE:
+                text.push([NONFINITE])
+    sequence.cancelled = text.ended
+    return isinstance(items[-1], Finished)
 
-    def __init__(self, answers: dict[Sequence, FinishedAnswer], stop: List[str]):
+
+class _Outbox(Outbox):
+    """Events for the caller of a step: stop strings need all tokens at once, other texts those of ended answers."""
+
+    def __init__(self, at_once: bool):
         super().__init__(Stats())
-        self._answers, self._stop = answers, stop
-        self._finished: list[FinishedAnswer] = []
-
-    def take(self) -> list[FinishedAnswer]:
-        """Return the answers that have finished since the last call."""
-        finished, self._finished = self._finished, []
-        return finished
-
-    def start(self, sequence: Sequence) -> None:
-        pass
-
-    def token(self, sequence: Sequence, token: Token) -> None:
-        self.tokens(sequence, [token.id])
-
-    def count_step(self, tokens: int) -> None:
-        pass
-
-    def tokens(self, sequence: Sequence, ids: list[int]) -> None:
-        text = self._answers[sequence].text
-        text.push(ids)
-        sequence.cancelled = text.ended
+        self._at_once = at_once
 
     def is_due(self) -> bool:
-        return bool(self._stop)
-
-    def finish(self, sequence: Sequence, end: Finished, found: List[BeamHypothesis] | None = None) -> None:
-        answer = self._answers.pop(sequence)
-        if end.message == NOT_FINITE:
-            answer.text.push([NONFINITE])
-        self._finished.append(answer)
+        return self._at_once

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence as List
+from collections.abc import Iterator, Sequence as List
 from typing import Protocol
 
 from anyformer.generation.engine.interface import BeamHypothesis, Finished, Token
@@ -64,7 +64,7 @@ class Outbox:
             self._waiting.add(sequence)
 
     def is_due(self) -> bool:
-        """Return whether `flush` hands over tokens that are neither first nor last."""
+        """Return whether tokens are handed over that are neither first nor last."""
         return time.perf_counter() >= self._due
 
     def finish(self, sequence: Sequence, end: Finished, found: List[BeamHypothesis] | None = None) -> None:
@@ -81,20 +81,24 @@ class Outbox:
 
     def flush(self) -> None:
         """Hand over all that is due, at the end of a step."""
-        now = time.perf_counter()
-        due = self._urgent
-        if now >= self._due:
-            due, self._due = due | self._waiting, now + PATIENCE
-        self._waiting, self._urgent = self._waiting - due, set()
         loops: defaultdict[asyncio.AbstractEventLoop, list[Delivery]] = defaultdict(list)
-        for sequence in due:
+        for sequence, items in self.take():
             assert sequence.mailbox is not None
             loop, queue = sequence.mailbox
-            loops[loop].append((queue, sequence.events))
-            sequence.events = []
+            loops[loop].append((queue, items))
         for loop, each in loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_deliver, each)
+
+    def take(self) -> Iterator[tuple[Sequence, list[Item]]]:
+        """Yield the events that are due, by request."""
+        due = self._urgent
+        if self.is_due():
+            due, self._due = due | self._waiting, time.perf_counter() + PATIENCE
+        self._waiting, self._urgent = self._waiting - due, set()
+        for sequence in due:
+            items, sequence.events = sequence.events, []
+            yield sequence, items
 
 
 Delivery = tuple["asyncio.Queue[list[Item]]", list[Item]]
