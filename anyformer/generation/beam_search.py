@@ -7,7 +7,7 @@ prompt is searched as if it were alone, whatever the rest of the batch does.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,19 +73,15 @@ def run_beam_search(model: Transformer, request: Request) -> Hypotheses:
         rules = Rules(request, session.logits.shape[-1], session.ids.device)
         key = None if rules.may_synchronise else ("search", strategy, stop, longest)
 
-        def make() -> Search:
-            return Search(strategy, len(request.ids), longest, stop, at_least_fp32(session.logits))
-
-        search = make() if key is None else session.buffers.keep(key, make)
+        search = session.buffers.keep(
+            key, lambda: Search(strategy, len(request.ids), longest, stop, at_least_fp32(session.logits))
+        )
         search.begin(request.budgets)
         rules.begin(search)
 
         def choose(logits: Tensor) -> None:
-            if key is None or strategy.groups > 1:
-                rules.choose(search, session.history, logits)
-            else:
-                run = compiled(choose_top, id(model), len(logits)) if request.compile else choose_top
-                run(search, logits)
+            plain = compiled(choose_top, id(model), len(logits)) if request.compile else choose_top
+            rules.choose(search, lambda: session.history, logits, plain)
 
         def move(read: Read) -> None:
             rules.advance(search)
@@ -222,12 +218,21 @@ class Rules:
         self.new += 1
         self.states = [a.advance(state[rows], added) for a, state in zip(self.automata, self.states, strict=True)]
 
-    def choose(self, search: Search, history: History, logits: Tensor) -> None:
-        """Choose the next token of each beam from logits [b * w, v]."""
+    def choose(
+        self,
+        search: Search,
+        history: Callable[[], History],
+        logits: Tensor,
+        plain: Callable[[Search, Tensor], None] = choose_top,
+    ) -> None:
+        """Choose the next token of each beam from logits [b * w, v]; `plain` does where there are no rules."""
+        if not self.may_synchronise and search.strategy.groups == 1:
+            plain(search, logits)
+            return
         width, groups, left = search.width, search.strategy.groups, search.budgets - search.step - 1
         log_p = at_least_fp32(logits).log_softmax(dim=-1)
         failed = search.mark_nonfinite(log_p.isnan().any(dim=1))
-        log_p = process(self.processors, history, log_p)
+        log_p = process(self.processors, history(), log_p)
         for automaton, state in zip(self.automata, self.states, strict=True):
             allowed = automaton.allowed_within(state, left.repeat_interleave(width) + 1)
             log_p = log_p.masked_fill(~allowed, -math.inf)

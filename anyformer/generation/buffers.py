@@ -33,8 +33,10 @@ class DecodeBuffers:
         self._kept: dict[Hashable, Any] = {}
         self._graphs = CudaGraphs()
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return further state of a strategy, made once."""
+    def keep(self, key: Hashable | None, make: Callable[[], T]) -> T:
+        """Return further state of a strategy, made once; without a key, anew."""
+        if key is None:
+            return make()
         if key not in self._kept:
             self._kept[key] = make()
         state: T = self._kept[key]

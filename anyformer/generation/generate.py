@@ -168,43 +168,52 @@ def _stream(model: Transformer, request: Request, patience: int | None) -> Itera
 def _start(model: Transformer, request: Request, patience: int | None) -> tuple[Session, Iterator[Picked]]:
     session, sampling = Session(model, request), request.strategy
     assert isinstance(sampling, Sampling)
-    device, stop = session.ids.device, request.stop_ids
-    seeds = None if sampling.temperature == 0 else seeds_of(request.seed, len(session.ids), device)
+    stop = request.stop_ids
     # constraints and the caller's processors may synchronise with the host
     captured = request.constraint is None and not request.processors
     key = ("say", sampling, stop, session.fill_id(stop)) if captured else None
 
-    def make() -> DecodeState:
-        return DecodeState(session, request, seeds is not None)
-
-    state = make() if key is None else session.buffers.keep(key, make)
-    state.begin(request.budgets, seeds)
-    patience = patience or steps_between_checks(device, can_end=bool(stop) or request.constraint is not None)
-    return session, _steps(session, state, patience, key)
+    state = session.buffers.keep(key, lambda: DecodeState(session, request, request.longest))
+    state.begin(request)
+    can_end = bool(stop) or request.constraint is not None
+    return session, _steps(session, state, patience or steps_between_checks(session.ids.device, can_end), key)
 
 
-class DecodeState:
-    """The answers of all rows and whether they have ended: tensors with fixed addresses, so that steps are captured."""
+class Answers:
+    """The answers of all rows: tensors with fixed addresses, so that steps are captured."""
 
-    def __init__(self, session: Session, request: Request, samples: bool):
-        rows, device, self.longest = len(session.ids), session.ids.device, request.longest
+    def __init__(self, session: Session, request: Request, slots: int):
+        """`slots`: of tokens, as many as any answer may have."""
+        device, strategy = session.ids.device, request.strategy
         self.processors, self.fill = session.processors(request), session.fill_id(request.stop_ids)
         self.stop = torch.tensor(request.stop_ids, device=device, dtype=torch.long)
-        self.budgets = torch.zeros(rows, dtype=torch.long, device=device)
+        self.budgets = torch.zeros(len(session.ids), dtype=torch.long, device=device)
+        samples = isinstance(strategy, Sampling) and strategy.temperature
         self.seeds = torch.zeros_like(self.budgets) if samples else None
-        self.ids = torch.zeros(rows, self.longest, dtype=torch.long, device=device)
-        self.ok = torch.zeros_like(self.ids, dtype=torch.bool)  # whether logits were finite
+        self.ids = torch.zeros(len(session.ids), slots, dtype=torch.long, device=device)
         self.count = torch.zeros_like(self.budgets)  # tokens of each row, up to its end
-        self.step = torch.zeros(1, dtype=torch.long, device=device)
-        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def begin(self, request: Request) -> None:
+        """Start new answers."""
+        self.budgets.copy_(torch.tensor(request.budgets, dtype=torch.long))
+        if self.seeds is not None:
+            self.seeds.copy_(seeds_of(request.seed, len(self.seeds), self.seeds.device))
+        self.count.zero_()
+
+
+class DecodeState(Answers):
+    """Answers that grow by one token a step, and whether they have ended."""
+
+    def __init__(self, session: Session, request: Request, slots: int):
+        super().__init__(session, request, slots)
+        self.ok = torch.zeros_like(self.ids, dtype=torch.bool)  # whether logits were finite
+        self.step = torch.zeros(1, dtype=torch.long, device=self.budgets.device)
+        self.ended = torch.zeros_like(self.budgets, dtype=torch.bool)
         self.newest, self.running = torch.zeros_like(self.budgets)[:, None], torch.zeros_like(self.ended)[:, None]
 
-    def begin(self, budgets: Sequence[int], seeds: Tensor | None) -> None:
-        self.budgets.copy_(torch.tensor(list(budgets), dtype=torch.long))
-        if self.seeds is not None and seeds is not None:
-            self.seeds.copy_(seeds)
+    def begin(self, request: Request) -> None:
+        super().begin(request)
         self.step.zero_()
-        self.count.zero_()
         self.ended.copy_(self.budgets == 0)
 
     def choose(self, session: Session, logits: Tensor) -> None:
@@ -238,12 +247,12 @@ def _steps(session: Session, state: DecodeState, patience: int, key: Hashable | 
     def move(read: Read) -> None:
         state.choose(session, read(state.newest, state.running))
 
-    yielded = 0
+    yielded, longest = 0, state.ids.shape[1]
     try:
-        if state.longest:
+        if longest:
             session.run_first(lambda logits: state.choose(session, logits), key)
-        for step in range(1, state.longest + 1):
-            if step == state.longest or step % patience == 0:
+        for step in range(1, longest + 1):
+            if step == longest or step % patience == 0:
                 over = bool(state.ended.all())
                 last = int(state.count.amax()) if over else step  # rows may have ended earlier
                 if last > yielded:

@@ -30,7 +30,7 @@ from anyformer.generation.drafters import (
     no_tokens,
     source_of,
 )
-from anyformer.generation.generate import NonFiniteLogits, seeds_of, steps_between_checks
+from anyformer.generation.generate import NonFiniteLogits, steps_between_checks
 from anyformer.generation.prefill import synchronises
 from anyformer.generation.request import Request, check_request
 from anyformer.generation.session import Session
@@ -75,7 +75,8 @@ def run_speculation(model: Transformer, request: Request) -> Speculated:
     with evaluating(model), evaluating(draft.model if isinstance(draft, Draft) else model):
         session = _session(model, request, ahead)
         key = _key(session, request, strategy)
-        verifier = _verifier(session, request, strategy, key)
+        verifier = session.buffers.keep(key, lambda: Verifier(session, request, ahead))
+        verifier.begin(request)
         drafter = _drafter(session, request, strategy, verifier, key)
         if request.longest:
             verifier.verify(session, session.logits[:, None], no_tokens(session.ids))
@@ -106,17 +107,6 @@ def _key(session: Session, request: Request, strategy: Speculation) -> Hashable 
     return "speculate", strategy, request.stop_ids, session.fill_id(request.stop_ids)
 
 
-def _verifier(session: Session, request: Request, strategy: Speculation, key: Hashable | None) -> Verifier:
-    seeds = None if strategy.temperature == 0 else seeds_of(request.seed, len(session.ids), session.ids.device)
-
-    def make() -> Verifier:
-        return Verifier(session, request, strategy.ahead, seeds is not None)
-
-    verifier = make() if key is None else session.buffers.keep(key, make)
-    verifier.begin(request.budgets, seeds)
-    return verifier
-
-
 def _drafter(
     session: Session, request: Request, strategy: Speculation, verifier: Verifier, key: Hashable | None
 ) -> Drafter:
@@ -128,10 +118,7 @@ def _drafter(
     if isinstance(draft, Lookup):
         return LookupDrafter(draft.ngram, *source_of(session.model, request))
 
-    def make() -> HeadDrafter:
-        return HeadDrafter(session, ahead)
-
-    drafter = make() if key is None else session.buffers.keep(("drafts", key), make)
+    drafter = session.buffers.keep(key and ("drafts", key), lambda: HeadDrafter(session, ahead))
     drafter.begin(session)
     return drafter
 

@@ -1,12 +1,11 @@
 """Verification of draft tokens: which are kept, and the token after them, for all rows and drafts at once."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from anyformer.generation.drafters import Proposal
+from anyformer.generation.generate import Answers
 from anyformer.generation.logit_processors import process
 from anyformer.generation.request import Request
 from anyformer.generation.sampling import TokenChoice, bits, choose, widest
@@ -16,27 +15,19 @@ from anyformer.kernels.runtime import at_least_fp32
 TEST_STEP = 2 << 30  # added to the step: noise of tests, independent of that of drafts and tokens
 
 
-class Verifier:
-    """The answers so far, extended by verified tokens: tensors with fixed addresses, so that steps are captured."""
+class Verifier(Answers):
+    """Answers that are extended by verified tokens."""
 
-    def __init__(self, session: Session, request: Request, ahead: int, samples: bool):
-        device, rows, longest = session.ids.device, len(session.ids), request.longest
-        self.processors, self.fill = session.processors(request), session.fill_id(request.stop_ids)
-        self.stop = torch.tensor(request.stop_ids, dtype=torch.long, device=device)
-        self.budgets = torch.zeros(rows, dtype=torch.long, device=device)
-        self.seeds = torch.zeros_like(self.budgets) if samples else None
-        self.ids = torch.zeros(rows, longest + ahead + 1, dtype=torch.long, device=device)  # drafts past a budget, too
-        self.count, self.drafted, self.accepted = (torch.zeros_like(self.budgets) for _ in range(3))
+    def __init__(self, session: Session, request: Request, ahead: int):
+        super().__init__(session, request, request.longest + ahead + 1)  # drafts past a budget, too
+        self.drafted, self.accepted = (torch.zeros_like(self.budgets) for _ in range(2))
         self.running, self.failed = (torch.zeros_like(self.budgets, dtype=torch.bool) for _ in range(2))
         self.calls = torch.zeros_like(self.budgets[:1])  # of the model while a row was running
 
-    def begin(self, budgets: Sequence[int], seeds: Tensor | None) -> None:
-        """Start new answers."""
-        self.budgets.copy_(torch.tensor(list(budgets), dtype=torch.long))
-        if self.seeds is not None and seeds is not None:
-            self.seeds.copy_(seeds)
+    def begin(self, request: Request) -> None:
+        super().begin(request)
         self.ids.fill_(self.fill)
-        for x in (self.count, self.drafted, self.accepted, self.failed, self.calls):
+        for x in (self.drafted, self.accepted, self.failed, self.calls):
             x.zero_()
         self.running.copy_(self.budgets > 0)
 

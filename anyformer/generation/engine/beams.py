@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from anyformer.generation.beam_search import Hypotheses, Rules, Search, best_hypotheses, choose_top
+from anyformer.generation.beam_search import Hypotheses, Rules, Search, best_hypotheses
 from anyformer.generation.engine.interface import BeamHypothesis
 from anyformer.generation.logit_processors import History
 from anyformer.generation.request import Request
@@ -26,8 +26,7 @@ class Beams:
         self.rules.begin(self.search)
         self.choose(logits)
 
-    @property
-    def history(self) -> History:
+    def _history(self) -> History:
         answers = self.search.answers[:, : self.steps]
         ids = torch.cat((self.prompt.expand(len(answers), -1), answers), dim=1)
         new = (torch.arange(ids.shape[1], device=ids.device) >= self.prompt.shape[1]).expand_as(ids)
@@ -35,10 +34,7 @@ class Beams:
 
     def choose(self, logits: Tensor) -> None:
         """Choose the next token of each beam from logits [beams, v]."""
-        if self.rules.may_synchronise or self.search.strategy.groups > 1:
-            self.rules.choose(self.search, self.history, logits)
-        else:
-            choose_top(self.search, logits)
+        self.rules.choose(self.search, self._history, logits)
         self.steps += 1
 
     @property
