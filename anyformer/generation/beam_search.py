@@ -19,7 +19,7 @@ from anyformer.generation.constraints.phrases import Phrases
 from anyformer.generation.generate import NonFiniteLogits, steps_between_checks
 from anyformer.generation.logit_processors import History, Processor, build, process
 from anyformer.generation.request import Request, check_request
-from anyformer.generation.session import Read, Session
+from anyformer.generation.session import Session
 from anyformer.generation.step import compiled
 from anyformer.generation.strategy import Beam
 from anyformer.generation.top_k import top_candidates, topk_short
@@ -83,10 +83,10 @@ def run_beam_search(model: Transformer, request: Request) -> Hypotheses:
             plain = compiled(choose_top, id(model), len(logits)) if request.compile else choose_top
             rules.choose(search, lambda: session.history, logits, plain)
 
-        def move(read: Read) -> None:
+        def move() -> None:
             rules.advance(search)
             session.reorder(search.rows)
-            choose(read(search.newest, search.present))  # a finished row may have no position left
+            choose(session.read(search.newest, search.present)[:, -1])  # a finished row may have no position left
 
         can_end = bool(stop) or request.constraint is not None
         interval = steps_between_checks(session.ids.device, can_end)

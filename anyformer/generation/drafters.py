@@ -26,19 +26,21 @@ class Proposal(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Source of draft tokens: a smaller model, or lookup in the texts."""
+    """Source of draft tokens: a smaller model, lookup in the texts, or the model's own layers."""
 
     def propose(self, history: History, limit: Tensor) -> Proposal:
         """Draft up to `limit` [b] next tokens."""
 
     def accept(self, session: Session, accepted: Tensor) -> None:
         """Note that the first `accepted` [b] draft tokens were kept; the next history ends with one token more."""
+        return  # a drafter may read the history alone
 
     def close(self) -> None:
         """End drafting."""
+        return
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts by a model that chooses tokens as the large one does."""
 
     def __init__(self, session: Session, processors: Sequence[Processor], seeds: Tensor | None):
@@ -91,7 +93,7 @@ class ModelDrafter:
         self.session.close()
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts copied from the history, and from a source of the same vocabulary [b, s]."""
 
     def __init__(self, ngram: int, ids: Tensor, present: Tensor):
@@ -118,14 +120,8 @@ class LookupDrafter:
         width = int(drafted.sum(dim=1).amax())
         return Proposal(ids.gather(1, best.indices[:, None] + 1 + step)[:, :width], drafted[:, :width])
 
-    def accept(self, session: Session, accepted: Tensor) -> None:
-        """Do nothing: the next history holds the accepted tokens."""
 
-    def close(self) -> None:
-        """Do nothing: there is no session."""
-
-
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts by the model's own layers for further tokens, from the hidden state of the last token that was kept.
 
     Every proposal has the same shape, and nothing is read by the host: a step with drafts is captured as one graph.
@@ -157,9 +153,6 @@ class HeadDrafter:
 
     def accept(self, session: Session, accepted: Tensor) -> None:
         self.draft(session, accepted)
-
-    def close(self) -> None:
-        """Do nothing: the session is that of the model."""
 
 
 def source_of(model: Transformer, request: Request) -> tuple[Tensor, Tensor]:

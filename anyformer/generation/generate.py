@@ -15,7 +15,7 @@ from anyformer.generation.logit_processors import process
 from anyformer.generation.prefix_cache import Reuse
 from anyformer.generation.request import Request, check_request
 from anyformer.generation.sampling import greedy, row_seeds, sample
-from anyformer.generation.session import Read, Session
+from anyformer.generation.session import Session
 from anyformer.generation.step import compiled
 from anyformer.generation.strategy import Sampling
 from anyformer.kernels.runtime import at_least_fp32
@@ -244,8 +244,8 @@ def pick(state: DecodeState, logits: Tensor) -> None:
 def _steps(session: Session, state: DecodeState, patience: int, key: Hashable | None) -> Iterator[Picked]:
     """Yield the next tokens of each row, up to `patience` at a time; with a key, by steps that may be captured."""
 
-    def move(read: Read) -> None:
-        state.choose(session, read(state.newest, state.running))
+    def move() -> None:
+        state.choose(session, session.read(state.newest, state.running)[:, -1])
 
     yielded, longest = 0, state.ids.shape[1]
     try:

@@ -32,8 +32,6 @@ from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.substitute import substitute
 
 T = TypeVar("T")
-Read = Callable[[Tensor, Tensor], Tensor]
-"""Read a token of each row [rows, 1], where it is present, bool [rows, 1]; return the next logits [rows, v]."""
 
 
 class Session:
@@ -124,6 +122,11 @@ class Session:
         """Read n tokens more [rows, n], where `present`; return the logits after each of them [rows, n, v]."""
         if self.cache.by_row:
             return self._read_by_row(new, torch.ones_like(new, dtype=torch.bool) if present is None else present)
+        if self._in_step:  # the slot is counted on the device
+            assert present is not None
+            self._ids.index_copy_(1, self.cache.length[None], new)  # before the step, which increments the length
+            self._present.index_copy_(1, self.cache.length[None], present)
+            return self._step(new, present)[1]
         after = self.length + new.shape[1]
         self.position_bound += new.shape[1]
         if new.shape[1] > 1 or self._near_limit():
@@ -166,17 +169,6 @@ class Session:
                 return out
             return step(self.model, self.cache, new, present, bound=0 if self.fits else None)
 
-    def run_captured(self, move: Callable[[], None], key: Hashable | None) -> None:
-        """Run a step of any number of reads where each row has separate slots; `key` as in `run_step`."""
-        if key is None or not self._captures:
-            move()
-            return
-        self._in_step = True
-        try:
-            self.buffers.run(key, move)
-        finally:
-            self._in_step = False
-
     def run_first(self, choose: Callable[[Tensor], None], key: Hashable | None) -> None:
         """Choose from the logits of the prompts, before the loop; `key` as in `run_step`."""
         if key is None or not self._captures:
@@ -186,27 +178,25 @@ class Session:
         fixed.copy_(self.logits)
         self.buffers.run(("first", key), lambda: choose(fixed))
 
-    def run_step(self, move: Callable[[Read], None], key: Hashable | None) -> None:
-        """Run one step of a loop, which reads once.
+    def run_step(self, move: Callable[[], None], key: Hashable | None) -> None:
+        """Run one step of a loop, which reads a token once; where each row has separate slots, any tokens.
 
-        With a key the step may be captured: `move` does nothing but change tensors with fixed addresses, in the same
-        way under the same key.
+        With a key the step may be captured: `move` does nothing but read, and change tensors with fixed addresses, in
+        the same way under the same key.
         """
-        if key is None or not self._captures or self._near_limit(1):
-            move(lambda new, present: self.read(new, present)[:, -1])
+        by_row = self.cache.by_row
+        if key is None or not self._captures or (not by_row and self._near_limit(1)):
+            move()
             return
         self._in_step = True
         try:
-            self._counted(lambda: self.buffers.run(key, lambda: move(self._read_on_device)))
+            if by_row:
+                self.buffers.run(key, move)
+                return
+            self._counted(lambda: self.buffers.run(key, move))
         finally:
             self._in_step = False
         self.length, self.position_bound = self.length + 1, self.position_bound + 1
-
-    def _read_on_device(self, new: Tensor, present: Tensor) -> Tensor:
-        """Do what `read` does, with the slot counted on the device."""
-        self._ids.index_copy_(1, self.cache.length[None], new)  # before the step, which increments the length
-        self._present.index_copy_(1, self.cache.length[None], present)
-        return self._step(new, present)[1][:, -1]
 
     def _step(self, new: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
         with use_prepacked(self._prepacked, new.numel(), self._budget):

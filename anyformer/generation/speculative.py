@@ -138,7 +138,7 @@ def _run(session: Session, verifier: Verifier, drafter: Drafter, ahead: int, key
     most = 1 if key is None else steps_between_checks(session.ids.device, can_end=len(verifier.stop) > 0)
     while left := int(torch.where(verifier.running, verifier.budgets - verifier.count, 0).amax()):
         for _ in range(min(most, -(-left // (ahead + 1)))):  # no fewer steps can be enough, unless rows stop
-            session.run_captured(move, key)
+            session.run_step(move, key)
 
 
 def _propose(session: Session, verifier: Verifier, drafter: Drafter, ahead: int) -> tuple[Tensor, Tensor, Proposal]:
