@@ -7,7 +7,7 @@ prompt is searched as if it were alone, whatever the rest of the batch does.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from anyformer.generation.step import compiled
 from anyformer.generation.strategy import Beam
 from anyformer.generation.top_k import top_candidates, topk_short
 from anyformer.kernels.runtime import at_least_fp32
-from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.eval_mode import run_steps
 from anyformer.nn.model import Transformer
 
 
@@ -63,41 +63,46 @@ def beam_search(model: Transformer, ids: Tensor, *, beams: int = 4, **options: A
 
 def run_beam_search(model: Transformer, request: Request) -> Hypotheses:
     """Search for the best hypotheses of a request; raise `NonFiniteSearch` if rows failed."""
+    return run_steps(model, search_steps(model, request))
+
+
+def search_steps(model: Transformer, request: Request) -> Generator[None, None, Hypotheses]:
+    """Do the same step by step, within `evaluating(model)`."""
     check_request(model, request)
     strategy = request.strategy
     assert isinstance(strategy, Beam)
-    with evaluating(model):
-        session, stop = Session(model, request, copies=strategy.beams), request.stop_ids
-        # with an empty batch the loop still needs one step
-        longest = max(request.budgets, default=1)
-        rules = Rules(request, session.logits.shape[-1], session.ids.device)
-        key = None if rules.may_synchronise else ("search", strategy, stop, longest)
+    session, stop = Session(model, request, copies=strategy.beams), request.stop_ids
+    # with an empty batch the loop still needs one step
+    longest = max(request.budgets, default=1)
+    rules = Rules(request, session.logits.shape[-1], session.ids.device)
+    key = None if rules.may_synchronise else ("search", strategy, stop, longest)
 
-        search = session.buffers.keep(
-            key, lambda: Search(strategy, len(request.ids), longest, stop, at_least_fp32(session.logits))
-        )
-        search.begin(request.budgets)
-        rules.begin(search)
+    search = session.buffers.keep(
+        key, lambda: Search(strategy, len(request.ids), longest, stop, at_least_fp32(session.logits))
+    )
+    search.begin(request.budgets)
+    rules.begin(search)
 
-        def choose(logits: Tensor) -> None:
-            plain = compiled(choose_top, id(model), len(logits)) if request.compile else choose_top
-            rules.choose(search, lambda: session.history, logits, plain)
+    def choose(logits: Tensor) -> None:
+        plain = compiled(choose_top, id(model), len(logits)) if request.compile else choose_top
+        rules.choose(search, lambda: session.history, logits, plain)
 
-        def move() -> None:
-            rules.advance(search)
-            session.reorder(search.rows)
-            choose(session.read(search.newest, search.present)[:, -1])  # a finished row may have no position left
+    def move() -> None:
+        rules.advance(search)
+        session.reorder(search.rows)
+        choose(session.read(search.newest, search.present)[:, -1])  # a finished row may have no position left
 
-        can_end = bool(stop) or request.constraint is not None
-        interval = steps_between_checks(session.ids.device, can_end)
-        session.run_first(choose, key)
-        for new in range(1, longest):
-            if new % interval == 0 and not bool(search.running.any()):
-                break
-            session.run_step(move, key)
-        best = best_hypotheses(search, session.prompt_ids.to(session.ids.dtype), strategy.n_best, session.fill_id(stop))
-        failed = search.failed.nonzero()[:, 0].tolist()
-        session.close()
+    can_end = bool(stop) or request.constraint is not None
+    interval = steps_between_checks(session.ids.device, can_end)
+    session.run_first(choose, key)
+    for new in range(1, longest):
+        if new % interval == 0 and not bool(search.running.any()):
+            break
+        session.run_step(move, key)
+        yield
+    best = best_hypotheses(search, session.prompt_ids.to(session.ids.dtype), strategy.n_best, session.fill_id(stop))
+    failed = search.failed.nonzero()[:, 0].tolist()
+    session.close()
     if failed:
         raise NonFiniteSearch(failed, best)
     return best

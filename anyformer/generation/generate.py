@@ -139,30 +139,38 @@ def decode(model: Transformer, request: Request, patience: int | None = 1) -> It
     check_request(model, request)
     if patience is not None and (faults := integer_faults("patience", patience, 1)):
         raise ConfigError(faults)
-    return _stream(model, request, patience) if request.strategy.streams else _columns(model, request)
-
-
-def _columns(model: Transformer, request: Request) -> Iterator[Picked]:
-    failed: list[int] = []
-    try:
-        ids = request.strategy.run(model, request)
-    except NonFiniteLogits as error:
-        ids, failed = error.ids, error.rows
-    ok = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    ok[failed] = False
-    for column in ids[:, 1 if model.encoder is not None else request.ids.shape[1] :].unbind(dim=1):
-        yield column, ok
+    return _stream(model, request, patience)
 
 
 def _stream(model: Transformer, request: Request, patience: int | None) -> Iterator[Picked]:
-    with evaluating(model):
-        _, picked = _start(model, request, patience)
+    found = chunks(model, request, patience)
     while True:
         with evaluating(model):  # entered for each item: a suspended generator would leave its caller in `no_grad`
-            tokens = next(picked, None)
+            tokens = next(found, None)
         if tokens is None:
             return
         yield from zip(tokens[0].unbind(dim=1), tokens[1].unbind(dim=1), strict=True)
+
+
+def chunks(model: Transformer, request: Request, patience: int | None) -> Iterator[Picked]:
+    """Yield new tokens of all rows within `evaluating(model)`; none where a strategy has not found its answers yet."""
+    if request.strategy.streams:
+        yield from _start(model, request, patience)[1]
+        return
+    failed: list[int] = []
+    steps = request.strategy.steps(model, request)
+    try:
+        while True:
+            next(steps)
+            yield torch.empty(len(request.ids), 0), torch.empty(len(request.ids), 0)
+    except StopIteration as end:
+        ids = end.value
+    except NonFiniteLogits as error:
+        ids, failed = error.ids, error.rows
+    new = ids[:, 1 if model.encoder is not None else request.ids.shape[1] :]
+    ok = torch.ones_like(new, dtype=torch.bool)
+    ok[failed] = False
+    yield new, ok
 
 
 def _start(model: Transformer, request: Request, patience: int | None) -> tuple[Session, Iterator[Picked]]:

@@ -11,7 +11,7 @@ Draft tokens are kept up to the first that the model rejects, which its own toke
 Rows accept different numbers of tokens. The others are dropped: the next tokens overwrite their slots in the cache.
 """
 
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from anyformer.generation.session import Session
 from anyformer.generation.step import compiled
 from anyformer.generation.strategy import Draft, Lookup, OwnHead, Speculation
 from anyformer.generation.verifier import Verifier
-from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.eval_mode import run_steps, without_dropout
 from anyformer.nn.model import Transformer
 
 
@@ -58,11 +58,12 @@ def speculate(
     Greedy tokens are the same, as far as rounding goes. So are tokens sampled with a `Lookup`; with a `Draft` the same
     seed samples other tokens, with the same probabilities.
     """
-    return run_speculation(model, Request.of(Speculation, ids, {"draft": draft, "ahead": ahead, **options}))
+    request = Request.of(Speculation, ids, {"draft": draft, "ahead": ahead, **options})
+    return run_steps(model, speculation_steps(model, request))
 
 
-def run_speculation(model: Transformer, request: Request) -> Speculated:
-    """Return prompts and answers [b, t + new]; raise `NonFiniteLogits` if rows failed."""
+def speculation_steps(model: Transformer, request: Request) -> Generator[None, None, Speculated]:
+    """Return prompts and answers [b, t + new], step by step; raise `NonFiniteLogits` if rows failed."""
     check_request(model, request)
     strategy = request.strategy
     assert isinstance(strategy, Speculation)
@@ -72,7 +73,7 @@ def run_speculation(model: Transformer, request: Request) -> Speculated:
     if isinstance(draft, OwnHead) and not model.config.head.further:
         what = "the model has no layers for further tokens: train it with model.head.multi_token, or use lookup"
         raise ConfigError([Fault("self_draft", what)])
-    with evaluating(model), evaluating(draft.model if isinstance(draft, Draft) else model):
+    with without_dropout(draft.model if isinstance(draft, Draft) else model):
         session = _session(model, request, ahead)
         key = _key(session, request, strategy)
         verifier = session.buffers.keep(key, lambda: Verifier(session, request, ahead))
@@ -80,7 +81,7 @@ def run_speculation(model: Transformer, request: Request) -> Speculated:
         drafter = _drafter(session, request, strategy, verifier, key)
         if request.longest:
             verifier.verify(session, session.logits[:, None], no_tokens(session.ids))
-        _run(session, verifier, drafter, ahead, key)
+        yield from _run(session, verifier, drafter, ahead, key)
         out = torch.cat((session.prompt_ids, verifier.ids[:, : int(verifier.count.max())]), dim=1)
         found = Speculated(out, 1 + int(verifier.calls), verifier.drafted.clone(), verifier.accepted.clone())
         failed = verifier.failed.nonzero()[:, 0].tolist()
@@ -123,7 +124,9 @@ def _drafter(
     return drafter
 
 
-def _run(session: Session, verifier: Verifier, drafter: Drafter, ahead: int, key: Hashable | None) -> None:
+def _run(
+    session: Session, verifier: Verifier, drafter: Drafter, ahead: int, key: Hashable | None
+) -> Generator[None, None, None]:
     """Extend all answers to their ends; with a key, by captured steps that the host checks rarely."""
     # with a key drafts have one shape and need no host, so that all of a step can be compiled, not the read alone
     fused = key is not None and session.compile and not verifier.processors
@@ -139,6 +142,7 @@ def _run(session: Session, verifier: Verifier, drafter: Drafter, ahead: int, key
     while left := int(torch.where(verifier.running, verifier.budgets - verifier.count, 0).amax()):
         for _ in range(min(most, -(-left // (ahead + 1)))):  # no fewer steps can be enough, unless rows stop
             session.run_step(move, key)
+            yield
 
 
 def _propose(session: Session, verifier: Verifier, drafter: Drafter, ahead: int) -> tuple[Tensor, Tensor, Proposal]:

@@ -5,7 +5,7 @@ the table of them all: each is a filter, or a field of a strategy. Imports no to
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -58,6 +58,11 @@ class Strategy(Part):
 
         Raise `NonFiniteLogits` if rows failed.
         """
+
+    def steps(self, model: "Transformer", request: "Request") -> "Generator[None, None, Tensor]":
+        """Do the same within `evaluating(model)`, in steps between which a server answers other requests."""
+        yield
+        return self.run(model, request)
 
     @property
     def copies(self) -> int:
@@ -143,6 +148,13 @@ class Sampling(Strategy):
         return run_sampling(model, replace(request, strategy=self))
 
 
+def _run_steps(self: Strategy, model: "Transformer", request: "Request") -> "Tensor":
+    """Run all steps of a strategy at once."""
+    from anyformer.nn.eval_mode import run_steps
+
+    return run_steps(model, self.steps(model, request))
+
+
 class Beam(Strategy):
     """Search for the hypotheses with the highest score as a whole."""
 
@@ -182,10 +194,12 @@ class Beam(Strategy):
         return self
 
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
-        """Return the best hypotheses."""
-        from anyformer.generation.beam_search import run_beam_search
+        return _run_steps(self, model, request)
 
-        return run_beam_search(model, replace(request, strategy=self)).ids[:, 0]
+    def steps(self, model: "Transformer", request: "Request") -> "Generator[None, None, Tensor]":
+        from anyformer.generation.beam_search import search_steps
+
+        return (yield from search_steps(model, replace(request, strategy=self))).ids[:, 0]
 
 
 class Contrastive(Strategy):
@@ -205,9 +219,12 @@ class Contrastive(Strategy):
         return self.candidates
 
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
-        from anyformer.generation.contrastive import run_contrastive
+        return _run_steps(self, model, request)
 
-        return run_contrastive(model, replace(request, strategy=self))
+    def steps(self, model: "Transformer", request: "Request") -> "Generator[None, None, Tensor]":
+        from anyformer.generation.contrastive import contrastive_steps
+
+        return contrastive_steps(model, replace(request, strategy=self))
 
 
 class Draft(NamedTuple):
@@ -265,9 +282,12 @@ class Speculation(Sampling):
         return cls(draft=Lookup(ngram=ngram) if ngram is not None else Draft(given["draft"]), **rest)
 
     def run(self, model: "Transformer", request: "Request") -> "Tensor":
-        from anyformer.generation.speculative import run_speculation
+        return _run_steps(self, model, request)
 
-        return run_speculation(model, replace(request, strategy=self)).ids
+    def steps(self, model: "Transformer", request: "Request") -> "Generator[None, None, Tensor]":
+        from anyformer.generation.speculative import speculation_steps
+
+        return (yield from speculation_steps(model, replace(request, strategy=self))).ids
 
 
 # -- the table of options ---------------------------------------------------------------------------------------------

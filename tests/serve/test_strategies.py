@@ -42,17 +42,33 @@ def test_every_strategy(make: Callable[[], af.Transformer]) -> None:
 
     async def run() -> list[list[int]]:
         async with af.Engine({"m": body}, adapters={"m": {"a": copy.deepcopy(models["a"])}}) as engine:
-            whole = [one for one in asked if not isinstance(one.strategy, Beam)]
-            completions = await asyncio.gather(*map(engine.complete, whole))
-            ids = dict(zip(whole, (one.ids for one in completions), strict=True))
-            best = [list((await engine.search(one))[0].ids) for one in asked if one not in ids]
-            return [ids[one] if one in ids else best.pop(0) for one in asked]
+            found = [one.ids for one in await asyncio.gather(*map(engine.complete, asked))]
+            for one, ids in zip(asked, found, strict=True):
+                if isinstance(one.strategy, Beam):
+                    assert list((await engine.search(one))[0].ids) == ids
+                    events = [event async for event in engine.submit(one)]
+                    assert [event.id for event in events[:-1]] == ids
+                    assert events[-1].reason == ("stop" if ids[-1] in STOP else "length")
+            return found
 
     for request, found in zip(asked, loop.run(run()), strict=True):
         answer = request.strategy.run(models[request.adapter], ask(request.ids[0].tolist(), 8, stop=STOP))
         expected = answer[0, 1 if body.encoder is not None else request.ids.shape[1] :].tolist()
         assert found == expected[: len(found)], request
         assert len(found) == 8 or found[-1] in STOP, request
+
+
+@pytest.mark.parametrize("strategy", [Contrastive(candidates=2), Speculation(draft=Lookup(ngram=2))])
+def test_others_are_answered_between_the_steps_of_a_strategy(strategy: Strategy) -> None:
+    async def run() -> bool:
+        async with af.Engine(decoder()) as engine:
+            long = asyncio.create_task(engine.complete(ask((3, 4, 5), 100, strategy)))
+            await engine.complete(ask((6, 2), 3))
+            before = not long.done()
+            assert len((await long).ids) == 100
+            return before
+
+    assert loop.run(run())
 
 
 def test_a_strategy_that_does_not_fit_a_model_fails_alone() -> None:

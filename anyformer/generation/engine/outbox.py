@@ -76,7 +76,7 @@ class Outbox:
         stats.prompt_tokens += end.prompt_tokens
         stats.cached_tokens += end.cached_tokens
         stats.request_time.add(time.perf_counter() - sequence.arrived)
-        sequence.events.append(end if found is None else list(found))
+        sequence.events += [end] if found is None else [list(found), end]
         self._urgent.add(sequence)
 
     def flush(self) -> None:

@@ -341,7 +341,7 @@ class PagedServer:
         if reason in ("stop", "length") and sequence.beams is None:
             self.pages.remember(sequence)
         self.pages.release(sequence, clean=reason in ("stop", "length"))
-        out.finish(sequence, sequence.end(reason, message), found)
+        out.finish(sequence, sequence.end(reason, message) if found is None else sequence.end_search(found), found)
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a request out of its queue."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence as List
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,6 +112,10 @@ class Sequence:
     def part(self, chunk: int) -> list[int]:
         """Return the tokens that the next prefill call reads."""
         return self.ids[self.read : self.read + chunk]
+
+    def end_search(self, found: List[BeamHypothesis]) -> Finished:
+        """Return the end of a beam search with these hypotheses."""
+        return self.end("stop" if found and found[0].ids[-1] in self.request.stop_ids else "length")
 
     def end(self, reason: Reason, message: str = "") -> Finished:
         return Finished(reason, self.request.ids.shape[1], self.cached, tuple(self.prompt_scores), message)

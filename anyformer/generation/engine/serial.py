@@ -11,16 +11,17 @@ import torch
 
 from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError
-from anyformer.generation.beam_search import NonFiniteSearch, run_beam_search
+from anyformer.generation.beam_search import NonFiniteSearch, search_steps
 from anyformer.generation.engine.beams import hypotheses
 from anyformer.generation.engine.interface import NOT_FINITE, BeamHypothesis, Finished, Token, Unsupported
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
-from anyformer.generation.generate import Picked, decode
+from anyformer.generation.generate import Picked, chunks
 from anyformer.generation.request import Request
 from anyformer.generation.strategy import Beam
 from anyformer.kernels.conventions import SEEN
+from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 
 
@@ -32,7 +33,8 @@ class SerialServer:
         self.models.update(adapters)
         self.marked, self.cache, self.stats = marked, cache, Stats()
         self._waiting: deque[Sequence] = deque()
-        self._tokens: Iterator[Picked] | None = None
+        self._steps: Iterator[Picked | None] | None = None
+        self._found: list[BeamHypothesis] | None = None  # of a search that has ended
 
     @property
     def busy(self) -> bool:
@@ -53,34 +55,37 @@ class SerialServer:
         except ConfigError as error:  # options that do not fit this model
             end = sequence.end("error", str(error))
         if end is not None:
-            found = end if isinstance(end, list) else None
-            out.finish(sequence, sequence.end("stop") if isinstance(end, list) else end, found)
+            out.finish(sequence, end, self._found)
             self._waiting.popleft()
-            self._tokens = None
+            self._steps = self._found = None
 
     def fail(self, out: Outbox, message: str) -> None:
         for sequence in self._waiting:
             out.finish(sequence, sequence.end("error", message))
         self._waiting.clear()
-        self._tokens = None
+        self._steps = None
 
-    def _advance(self, sequence: Sequence, out: Outbox) -> Finished | list[BeamHypothesis] | None:
+    def _advance(self, sequence: Sequence, out: Outbox) -> Finished | None:
         """Return the end of a request, if this step has reached it."""
         model = self.models[sequence.request.adapter]
-        ids = sequence.request.ids.to(next(model.parameters()).device)
-        marks = torch.full_like(ids, SEEN) if self.marked else None
-        request = replace(sequence.request, ids=ids, cache=self.cache, marks=marks, adapter=None)
-        if isinstance(request.strategy, Beam):
-            try:
-                return hypotheses(run_beam_search(model, request))
-            except NonFiniteSearch:
-                return sequence.end("error", NOT_FINITE)
-        if self._tokens is None:
-            self._tokens = decode(model, request)
-        picked = next(self._tokens, None)
-        if picked is None:
-            return sequence.end("length")
-        if not bool(picked[1]):
+        if self._steps is None:
+            ids = sequence.request.ids.to(next(model.parameters()).device)
+            marks = torch.full_like(ids, SEEN) if self.marked else None
+            request = replace(sequence.request, ids=ids, cache=self.cache, marks=marks, adapter=None)
+            search = isinstance(request.strategy, Beam)
+            self._steps = search_steps(model, request) if search else chunks(model, request, 1)
+        try:
+            with evaluating(model):
+                new = next(self._steps) or ()
+        except NonFiniteSearch:
             return sequence.end("error", NOT_FINITE)
-        out.token(sequence, Token(int(picked[0])))
-        return sequence.end("stop") if int(picked[0]) in request.stop_ids else None
+        except StopIteration as end:
+            self._found = None if end.value is None else hypotheses(end.value)
+            return sequence.end("length") if self._found is None else sequence.end_search(self._found)
+        for id, ok in zip(*(x[0].tolist() for x in new), strict=True):
+            if not ok:
+                return sequence.end("error", NOT_FINITE)
+            out.token(sequence, Token(id))
+            if id in sequence.request.stop_ids:
+                return sequence.end("stop")
+        return None
