@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 
 from anyformer.config import ModelConfig, Spec
 from anyformer.config.schema import meanings, nested_specs, schema
-from anyformer.generation.strategy import Lookup, Sampling, Strategy, options
+from anyformer.generation.http.bodies import http_names
+from anyformer.generation.strategy import Lookup, Strategy, options
 from anyformer.lab.grid import Grid
 from anyformer.recipe import Recipe
 from docs_site.text import NOTE, docstring, plain, table
@@ -101,16 +102,15 @@ def _page(title: str, intro: str, specs: Specs, homes: dict[str, str]) -> str:
 def _decoding() -> str:
     """Return the page of the options of decoding, from their table."""
     parts = [NOTE, "# Options of decoding\n", DECODING + "\n"]
+    served = {"temperature": "temperature"} | {name: field for field, (name, _) in http_names().items()}
     owners: list[type[Strategy]] = [Strategy, *Strategy.choices()]
     for owner in owners:
         parts += [f"## {owner.__name__}\n", docstring(inspect.getdoc(owner) or "") + "\n"]
         rows = []
         for name, option in options().items():
             if option.owner is owner:
-                field = name if option.filter is None else option.filter.http or name
-                served = owner in (Strategy, Sampling) and not (option.filter and option.filter.in_ids)
                 kind = _type(TypeAdapter(option.type).json_schema(), {}) or "a run"
-                rows.append([f"`{name}`", kind, f"`{field}`" if served else "", plain(option.help)])
+                rows.append([f"`{name}`", kind, f"`{served[name]}`" if name in served else "", plain(option.help)])
         parts.append(table(["option", "type", "over HTTP", "meaning"], rows) + "\n")
     parts += ["## Lookup\n", docstring(inspect.getdoc(Lookup) or "") + "\n"]
     parts.append(table(["field", "type", "default", "meaning"], list(_rows(Lookup, {}))) + "\n")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from anyformer.config.spec import ConfigError, Fault
 from anyformer.generation.generate import NonFiniteLogits
 from anyformer.generation.logit_processors import process
 from anyformer.generation.request import Request, check_request
@@ -42,9 +41,7 @@ def contrastive_steps(model: Transformer, request: Request) -> Generator[None, N
     assert isinstance(strategy, Contrastive)
     candidates, alpha = strategy.candidates, strategy.alpha
     session = Session(model, request, copies=candidates)
-    vocab, device = session.logits.shape[-1], session.ids.device
-    if candidates > vocab:
-        raise ConfigError([Fault("candidates", f"= {candidates}: the vocabulary has {vocab}")])
+    device = session.ids.device
     processors = session.processors(request)
     stop, fill = torch.tensor(request.stop_ids, dtype=torch.long, device=device), session.fill_id(request.stop_ids)
     first = torch.arange(0, len(session.ids), candidates, device=device)  # the copies of a prompt are equal here

@@ -17,7 +17,7 @@ from anyformer.generation.constraints.constraint import Constraint
 from anyformer.generation.constraints.phrases import Phrase, shortest
 from anyformer.generation.logit_processors import Processor
 from anyformer.generation.prefix_cache import Reuse
-from anyformer.generation.strategy import Beam, Contrastive, Sampling, Strategy, seed_fault
+from anyformer.generation.strategy import Beam, Contrastive, OwnHead, Sampling, Speculation, Strategy, seed_fault
 from anyformer.nn.model import Transformer
 
 CACHE_KINDS = get_args(CacheKind)
@@ -111,7 +111,7 @@ def check_request(model: Transformer, request: Request) -> None:
     faults += _type_faults(request)
     if faults:
         raise ConfigError(faults)
-    if faults := list(_strategy_faults(request)):
+    if faults := list(_strategy_faults(model, request)):
         raise ConfigError(faults)
 
 
@@ -162,13 +162,18 @@ def _type_faults(request: Any) -> Iterator[Fault]:
         yield Fault("phrases", f"= {request.phrases!r}: must be a list of phrases, each a sequence of ids")
 
 
-def _strategy_faults(request: Request) -> Iterator[Fault]:
-    """Yield the faults of options that do not fit the strategy."""
-    strategy = request.strategy
+def _strategy_faults(model: Transformer, request: Request) -> Iterator[Fault]:
+    """Yield the faults of options that do not fit the strategy, and of a strategy that does not fit the model."""
+    strategy, head = request.strategy, model.config.head
     if request.seed is not None and not isinstance(strategy, Sampling):
         yield Fault("seed", f"{strategy.title} does not sample: leave it out")
     if isinstance(strategy, Contrastive) and request.reuse is not None:
         yield Fault("reuse", "contrastive search needs the hidden states of whole prompts: leave it out")
+    if isinstance(strategy, Contrastive) and head.predicts_tokens and strategy.candidates > model.config.vocab:
+        yield Fault("candidates", f"= {strategy.candidates}: the vocabulary has {model.config.vocab}")
+    if isinstance(strategy, Speculation) and isinstance(strategy.draft, OwnHead) and not head.further:
+        what = "the model has no layers for further tokens: train it with model.head.multi_token, or use lookup"
+        yield Fault("self_draft", what)
     if not isinstance(strategy, Beam):
         if request.phrases:
             yield Fault("phrases", "needs beam search")

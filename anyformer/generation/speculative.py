@@ -70,9 +70,6 @@ def speculation_steps(model: Transformer, request: Request) -> Generator[None, N
     draft, ahead = strategy.draft, strategy.ahead
     if isinstance(draft, Draft):
         _check_draft(model, draft.model, request)
-    if isinstance(draft, OwnHead) and not model.config.head.further:
-        what = "the model has no layers for further tokens: train it with model.head.multi_token, or use lookup"
-        raise ConfigError([Fault("self_draft", what)])
     with without_dropout(draft.model if isinstance(draft, Draft) else model):
         session = _session(model, request, ahead)
         key = _key(session, request, strategy)

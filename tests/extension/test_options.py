@@ -52,12 +52,9 @@ def test_a_filter_is_an_option_everywhere(run: Run, folder: Path, given: dict[st
         sent = {"prompt": TEXT, "max_tokens": NEW, "temperature": 0} | given
         if "lowest" in given:
             sent["lowest_ids"] = sent.pop("lowest")
-        if "beams" in given:
-            assert server.refused("/v1/completions", **sent)["message"].startswith("beams: belongs to beam search")
-        else:
-            assert server.ok("/v1/completions", **sent)["choices"][0]["text"] == answer
-            fields = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionBody"]["properties"]
-            assert "standard deviations" in fields["top_n_sigma"]["description"]
+        assert server.ok("/v1/completions", **sent)["choices"][0]["text"] == answer
+        fields = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionBody"]["properties"]
+        assert "standard deviations" in fields["top_n_sigma"]["description"]
 
 
 def test_its_range_is_refused_by_the_same_sentence(run: Run, folder: Path) -> None:
@@ -75,6 +72,10 @@ def test_a_strategy_is_selected_by_its_option(run: Run, folder: Path) -> None:
     assert done("generate", folder, "--prompt", TEXT, "--max-new-tokens", str(NEW), "--nth", "2", "--lowest", "5") == (
         answer + "\n"
     )
+    with serving_engine(Engine(run)) as server:
+        sent = {"prompt": TEXT, "max_tokens": NEW, "nth": 2, "lowest_ids": 5.0}
+        assert server.ok("/v1/completions", **sent)["choices"][0]["text"] == answer
+        assert server.refused("/v1/completions", **sent, stream=True)["message"].startswith("stream: n-th search")
     assert run.generate([TEXT], max_new_tokens=NEW, nth=2) != run.generate([TEXT], max_new_tokens=NEW, nth=1)
     for wrong, message in (
         ({"nth": 2, "beams": 2}, "beams: belongs to beam search, and nth to n-th search"),

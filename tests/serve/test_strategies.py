@@ -72,16 +72,16 @@ def test_others_are_answered_between_the_steps_of_a_strategy(strategy: Strategy)
 
 
 def test_a_strategy_that_does_not_fit_a_model_fails_alone() -> None:
-    model = decoder()
-
     async def run() -> list[Finished]:
-        async with af.Engine(model) as engine:
-            wrong = ask((3, 4), 4, Speculation(draft=OwnHead()))
+        async with af.Engine(decoder()) as engine:
+            with pytest.raises(af.ConfigError, match="no layers for further tokens"):
+                await engine.complete(ask((3, 4), 4, Speculation(draft=OwnHead())))
+            wrong = ask((3, 4), 4, Speculation(draft=Draft(pair(3))))
             return [(await engine.complete(one)).end for one in (wrong, ask((3, 4), 4, Contrastive(candidates=2)))]
 
     bad, good = loop.run(run())
     assert bad.reason == "error"
-    assert "no layers for further tokens" in bad.message
+    assert "draft: is encoder-decoder" in bad.message
     assert good.reason == "length"
 
 

@@ -7,6 +7,7 @@ from anyformer.generation.check import parse_ids
 from anyformer.generation.constraints.constraint import check_fit
 from anyformer.generation.engine.interface import Limits, Model, TooLong, UnknownModel, Unsupported
 from anyformer.generation.request import Request, check_request
+from anyformer.generation.strategy import Speculation
 from anyformer.nn.model import Transformer
 
 SERVED = ("ids", "max_new_tokens", "strategy", "stop", "seed", "constraint", "top", "prompt_logprobs", "adapter")
@@ -53,6 +54,8 @@ def check_served(info: Model, model: Transformer, limits: Limits, request: Reque
     _check_lengths(info, model, limits, request)
     if strategy.copies > (most := min(limits.max_beams, limits.max_rows)):
         raise Unsupported(f"{strategy.selected_by[0]} = {strategy.copies}: the engine allows at most {most}")
+    if isinstance(strategy, Speculation) and strategy.ahead > most:
+        raise Unsupported(f"ahead = {strategy.ahead}: the engine allows at most {most}")
     if not strategy.streams and (request.top is not None or request.prompt_logprobs):
         raise Unsupported(f"log-probabilities are of sampled answers: leave them out of a {strategy.title}")
     if request.prompt_logprobs and model.encoder is not None:

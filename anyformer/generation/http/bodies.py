@@ -11,6 +11,8 @@ MAX_CHOICES = 1000  # of a constraint
 MAX_PATTERN = 4096  # characters of a regular expression
 MAX_TOP = 20  # alternatives of a token
 MAX_KEYS = 1024  # of a table
+# options that are no fields: a draft is a run, answers are not n-best lists, and temperature has a default of its own
+ELSEWHERE = ("draft", "n_best", "temperature")
 
 # Lists end at their first fault: a list of a million faults would take seconds to report.
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -79,7 +81,7 @@ BiasValue = Annotated[float, Field(ge=-100, le=100)]
 
 
 class GenerationBody(ModelBody):
-    """Fields of both kinds of completion; `with_filters` adds those of the filters."""
+    """Fields of both kinds of completion; `with_options` adds those of filters and strategies."""
 
     n: int = Field(1, ge=1, le=16, description="Answers to each prompt.")
     temperature: Temperature = Field(1.0, description="0 is greedy.")
@@ -103,13 +105,17 @@ class CompletionBody(GenerationBody):
 
 
 def http_names() -> dict[str, tuple[str, Option]]:
-    """Return the fields of the filters: the option of each, and its name."""
-    given = ((name, one) for name, one in options().items() if one.filter and not one.filter.in_ids)
-    return {one.filter.http or name: (name, one) for name, one in given if one.filter}
+    """Return the fields of filters and strategies: the option of each, and its name."""
+    given = ((name, one) for name, one in options().items() if name not in ELSEWHERE)
+    return {
+        (one.filter and one.filter.http) or name: (name, one)
+        for name, one in given
+        if not (one.filter and one.filter.in_ids)
+    }
 
 
-def with_filters(body: type[Body]) -> type[Body]:
-    """Return a body that has a field for each filter of decoding, also for those from outside."""
+def with_options(body: type[Body]) -> type[Body]:
+    """Return a body that has a field for each option of decoding, also for those from outside."""
     fields: dict[str, Any] = {
         name: (one.type | None, Field(None, description=one.help)) for name, (_, one) in http_names().items()
     }

@@ -15,15 +15,18 @@ from starlette.requests import ClientDisconnect, Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from anyformer.config import ConfigError
 from anyformer.generation.http import replies
 from anyformer.generation.http.answers import AnswerGroup, GrowingAnswer, Piece, Spelled
-from anyformer.generation.http.bodies import ChatBody, CompletionBody, GenerationBody, http_names, with_filters
+from anyformer.generation.http.bodies import ChatBody, CompletionBody, GenerationBody, http_names, with_options
 from anyformer.generation.http.errors import ApiError, dump, json_response, of_exception
 from anyformer.generation.http.service import ServedRun, Service, unless_gone
 from anyformer.generation.request import Request
-from anyformer.generation.strategy import Sampling, owner_of
+from anyformer.generation.strategy import Sampling, Strategy, owner_of, selectors, strategy
+from anyformer.tasks.answer_budgets import stop_faults
 from anyformer.tasks.generation import stands_alone
 from anyformer.tasks.generation_defaults import NEVER
+from anyformer.tasks.output_constraints import OutputConstraints
 
 MAX_TOKENS = 16  # of a completion, by default
 MAX_CHAT_TOKENS = 4096  # of a message, by default, if the model has no limit
@@ -140,15 +143,15 @@ async def text_choices(service: Service, run: ServedRun, body: CompletionBody) -
     choices = []
     for ids, kind in zip(prompts, alone, strict=True):
         most = _budget(service, run, len(ids), MAX_TOKENS) if body.max_tokens is None else body.max_tokens
-        sampling = _sampling(run, body, most)
+        chosen = _strategy(run, body, most)
         scored = body.echo and body.logprobs is not None
         for i in range(body.n):
             request = Request(
                 torch.tensor([ids]),
                 most,
-                sampling,
+                chosen,
                 stop,
-                seed=_seed(body, sampling, i),
+                seed=_seed(body, chosen, i),
                 constraint=constraints[kind],
                 top=body.logprobs,
                 prompt_logprobs=scored,
@@ -170,9 +173,9 @@ async def chat_choices(service: Service, run: ServedRun, body: ChatBody) -> list
     stop = () if body.ignore_eos else run.chat_stop
     constraint = await service.constraint(run, body, stop, alone=True)
     top = (body.top_logprobs or 0) if body.logprobs else None
-    sampling = _sampling(run, body, most)
-    request = Request(torch.tensor([ids]), most, sampling, stop, constraint=constraint, top=top, adapter=run.adapter)
-    requests = (replace(request, seed=_seed(body, sampling, i)) for i in range(body.n))
+    chosen = _strategy(run, body, most)
+    request = Request(torch.tensor([ids]), most, chosen, stop, constraint=constraint, top=top, adapter=run.adapter)
+    requests = (replace(request, seed=_seed(body, chosen, i)) for i in range(body.n))
     return [GrowingAnswer(run, one, _stops(body), alone=True) for one in requests]
 
 
@@ -197,8 +200,8 @@ def _message(message: Any) -> dict[str, str]:
     }
 
 
-def _sampling(run: ServedRun, body: GenerationBody, most: int) -> Sampling:
-    """Return the options of a request, and the run's defaults for those that it does not have; null: off."""
+def _strategy(run: ServedRun, body: GenerationBody, most: int) -> Strategy:
+    """Return the strategy of a request, with the run's defaults for options that it does not have; null: off."""
     bias = {int(id): value for id, value in (body.logit_bias or {}).items()}
     if wrong := [id for id in bias if id >= (run.model.vocabulary or 0)]:
         raise ApiError(400, f"logit_bias: the vocabulary has no id {wrong[0]}", param="logit_bias")
@@ -206,24 +209,31 @@ def _sampling(run: ServedRun, body: GenerationBody, most: int) -> Sampling:
     given = {name: getattr(body, field) for field, (name, _) in http_names().items() if field in asked}
     if (least := given.get("min_new_tokens") or 0) > most:
         raise ApiError(400, f"min_tokens = {least}: is more than max_tokens = {most}", param="min_tokens")
+    kinds = [kind for name, kind in selectors().items() if given.get(name)]
     usual = body.temperature if "temperature" in asked else defaults.options.get("temperature", body.temperature)
-    used = defaults.merged(given | {"temperature": usual}) | given
+    if "temperature" in asked or all(issubclass(kind, Sampling) for kind in kinds):
+        given["temperature"] = usual
+    used = defaults.merged(given) | given
     used["bias"] = tuple(sorted((dict.fromkeys(defaults.suppressed, NEVER) | bias).items()))
-    if not usual:  # greedy decoding takes the top token, which no filter drops
+    if not usual and "temperature" in given:  # greedy decoding takes the top token, which no filter drops
         used = {name: value for name, value in used.items() if owner_of(name) is not Sampling}
-    return Sampling(**{name: value for name, value in used.items() if name != "max_new_tokens"})
+    chosen = strategy(**{name: value for name, value in used.items() if name != "max_new_tokens"})
+    if faults := stop_faults(_stops(body), chosen, OutputConstraints()):
+        raise ConfigError(faults)
+    for field, value in (("stream", body.stream), ("n", body.n > 1)):
+        if value and not (chosen.streams if field == "stream" else chosen.copies == 1):
+            raise ApiError(400, f"{field}: {chosen.title} finds one whole answer: leave it out", param=field)
+    return chosen
 
 
-def _seed(body: GenerationBody, sampling: Sampling, i: int) -> int | None:
-    """Return the seed of choice i; greedy decoding needs none."""
-    return None if body.seed is None or not sampling.temperature else (body.seed + i) % 2**63
+def _seed(body: GenerationBody, chosen: Strategy, i: int) -> int | None:
+    """Return the seed of choice i; what does not sample needs none."""
+    samples = isinstance(chosen, Sampling) and chosen.temperature
+    return None if body.seed is None or not samples else (body.seed + i) % 2**63
 
 
 def _stops(body: GenerationBody) -> tuple[str, ...]:
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if "" in stops:
-        raise ApiError(400, "stop: an empty string occurs everywhere: leave it out", param="stop")
-    return stops
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
 def _budget(service: Service, run: ServedRun, read: int, default: int) -> int:
@@ -342,10 +352,10 @@ def add_completions(app: FastAPI, service: Service) -> None:
             return EventStream(stack.pop_all(), answers, form)
 
     def post(path: str, body: type[GenerationBody], reply: type) -> Callable[[Any], Any]:
-        """Return a decorator for the endpoint of a body with the fields of all filters."""
+        """Return a decorator for the endpoint of a body with the fields of all options."""
 
         def add(function: Any) -> Any:
-            function.__annotations__["body"] = with_filters(body)
+            function.__annotations__["body"] = with_options(body)
             return app.post(path, response_model=reply, responses=events, tags=["OpenAI"])(function)
 
         return add

@@ -112,7 +112,7 @@ def _of_validation(found: Sequence[Any]) -> ApiError:
     if first["type"] == "extra_forbidden":
         name = where[-1]
         option = options().get(name)
-        other = "" if option is None else f"belongs to {option.owner.title}, which these answers are not found by"
+        other = "" if option is None else f"belongs to {option.owner.title}, and is not a field of this request"
         what = UNSUPPORTED.get(name) or other or "is not a field of this request"
         return ApiError(400, f"{shorten(name, 100)}: {what}", param=path, code="unknown_field")
     if first["type"] == "missing" and not where:

@@ -8,7 +8,7 @@ import pytest
 
 from anyformer.config import ConfigError
 from anyformer.generation.engine.engine import Engine
-from anyformer.generation.http.bodies import GenerationBody, http_names, with_filters
+from anyformer.generation.http.bodies import ELSEWHERE, GenerationBody, http_names, with_options
 from anyformer.generation.strategy import Sampling, Strategy, options
 from anyformer.runs.run import write_folder, write_model
 from anyformer.tasks.base import ending_ids
@@ -48,14 +48,23 @@ OPTIONS: dict[str, Any] = {  # of sampling: a value of each that changes answers
 }
 OTHERS = {"model", "n", "logit_bias", "stop", "ignore_eos", "stream", "stream_options", "seed"}
 CONSTRAINTS = {"response_format", "structured_outputs"}
+SEARCHES: list[dict[str, Any]] = [  # options of other strategies
+    {"beams": 3, "length_penalty": -2.0, "early_stopping": "never"},
+    {"beams": 4, "groups": 2, "diversity_penalty": 2.0},
+    {"candidates": 4, "alpha": 0.9},
+    {"lookup": 2, "ahead": 2, "temperature": 0.7, "seed": 3},
+    {"self_draft": True},
+]
 FIELDS = {name: field for field, (name, _) in http_names().items()}
 
 
 def test_no_option_is_missing() -> None:
     table = {name: one for name, one in options().items() if one.owner in (Strategy, Sampling)}
     assert {name for name, one in table.items() if not (one.filter and one.filter.in_ids)} == OPTIONS.keys()
-    fields = {FIELDS.get(name, name) for name in OPTIONS}
-    assert set(with_filters(GenerationBody).model_fields) == {*fields, *OTHERS, *CONSTRAINTS}
+    others = {name for name, one in options().items() if one.owner not in (Strategy, Sampling)}
+    assert others == {*(name for one in SEARCHES for name in one), "draft", "n_best"} - {"temperature", "seed"}
+    fields = {FIELDS.get(name, name) for name in OPTIONS} | others - set(ELSEWHERE)
+    assert set(with_options(GenerationBody).model_fields) == {*fields, *OTHERS, *CONSTRAINTS}
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
@@ -77,12 +86,46 @@ def test_a_range_is_refused_by_the_same_sentence_everywhere(server: Server, endp
     assert sorted(lines) == sorted(f"--{name.replace('_', '-')} {message}" for name, message in told.items())
 
 
-def test_options_of_other_strategies_are_refused_by_name(server: Server) -> None:
-    others = {name: one for name, one in options().items() if one.owner not in (Strategy, Sampling)}
-    assert {"beams", "alpha", "lookup"} <= others.keys()
-    for name, one in others.items():
-        error = server.refused("/v1/completions", model="chat", prompt="a", **{name: 1})
-        assert error["message"].startswith(f"{name}: belongs to {one.owner.title}")
+@pytest.mark.parametrize("given", SEARCHES[:-1], ids=str)
+@pytest.mark.parametrize("name", ["lm", "pair", "cells"])
+def test_searches_find_what_they_find_in_python(server: Server, name: str, given: dict[str, Any]) -> None:
+    run = server.run(name)
+    for text in PROMPTS:
+        found = server.ok("/v1/completions", model=name, prompt=text, max_tokens=NEW, **given)["choices"]
+        assert [one["text"] for one in found] == run.generate([text], max_new_tokens=NEW, **given)
+        chosen = {"structured_outputs": {"choice": ["the fox", "dog"]}}
+        if name != "cells":
+            found = server.ok("/v1/completions", model=name, prompt=text, max_tokens=NEW, **given, **chosen)["choices"]
+            assert found[0]["text"] == run.generate([text], max_new_tokens=NEW, choices=["the fox", "dog"], **given)[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"beams": 2, "candidates": 2}, "beams: belongs to beam search, and candidates to contrastive search"),
+        ({"beams": 2, "temperature": 0.5}, "temperature = 0.5: beam search does not sample"),
+        ({"alpha": 0.5, "top_p": 0.5}, "top_p = 0.5: contrastive search does not sample"),
+        ({"length_penalty": 1.0}, "length_penalty = 1.0: needs beams"),
+        ({"beams": 0}, "beams = 0: must be at least 1"),
+        ({"beams": 10**6}, "beams = 1000000: the engine allows at most"),
+        ({"candidates": 10**6}, "candidates = 1000000: the engine allows at most"),
+        ({"lookup": 2, "ahead": 10**9}, "ahead = 1000000000: the engine allows at most"),
+        ({"beams": 2, "stream": True}, "stream: beam search finds one whole answer"),
+        ({"lookup": 2, "stream": True}, "stream: speculation finds one whole answer"),
+        ({"beams": 2, "n": 2}, "n: beam search finds one whole answer"),
+        ({"beams": 2, "stop": ["a"]}, "stop: is not for beam search"),
+        ({"beams": 2, "logprobs": 1}, "log-probabilities are of sampled answers"),
+        ({"self_draft": True}, "self_draft: the model has no layers for further tokens"),
+        ({"draft": "lm"}, "draft: belongs to speculation"),
+        ({"n_best": 2}, "n_best: belongs to beam search"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_a_search_are_refused_by_name(
+    server: Server, wrong: dict[str, Any], message: str
+) -> None:
+    error = server.refused("/v1/completions", model="lm", prompt="the", max_tokens=9, **wrong)
+    assert error["message"].startswith(message)
 
 
 def test_the_least_number_of_tokens_is_within_the_budget(server: Server) -> None:
