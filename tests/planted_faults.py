@@ -183,7 +183,7 @@ FAULTS = [
     ),
     Fault(
         "vectors decay, too",
-        "training/optimisers.py",
+        "training/optimizers.py",
         "decay / width if p.dim() >= 2 else 0.0,",
         "decay / width,",
         "training/test_optimisers.py training/test_width_transfer.py",

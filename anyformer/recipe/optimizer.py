@@ -15,7 +15,7 @@ from anyformer.config.spec import Positive, Probability
 if TYPE_CHECKING:
     from torch.optim import Optimizer as TorchOptimizer
 
-    from anyformer.training.optimisers import TrainedWeights
+    from anyformer.training.optimizers import TrainedWeights
 
 MUON_ITERATIONS = 5  # of Newton–Schulz
 

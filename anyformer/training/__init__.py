@@ -19,7 +19,7 @@ make_task           The task of a recipe with its tokenizers, and the model's co
 muon                orthogonal updates of hidden matrices
 new_recipe          Recipes for a user's own files: what `new` writes
 objective           Model and loss as one module, compiled together
-optimisers          Optimisers from their specs
+optimizers          Optimisers from their specs
 out_of_memory       Out-of-memory errors with advice
 pace                Training for a number of minutes: the time of each step, recorded and repeated
 parallel            Several processes: collectives, DDP, FSDP

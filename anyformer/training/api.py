@@ -9,6 +9,6 @@ from anyformer.tasks.span_corruption import SpanCorrupting as SpanCorrupting, co
 from anyformer.training.finetune import lr_scale as lr_scale
 from anyformer.training.log import read_metrics as read_metrics
 from anyformer.training.muon import COEFFICIENTS as COEFFICIENTS, orthogonalise as orthogonalise
-from anyformer.training.optimisers import build_optimizer as build_optimizer
+from anyformer.training.optimizers import build_optimizer as build_optimizer
 from anyformer.training.scheduled_sampling import mix_own_tokens as mix_own_tokens
 from anyformer.training.width_transfer import width_scale as width_scale

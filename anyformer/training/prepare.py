@@ -37,7 +37,7 @@ from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
 from anyformer.training.machine import advise_if_busy, choose_compile, choose_device, choose_precision, compiler_fault
 from anyformer.training.make_task import fit_config, make_task
-from anyformer.training.optimisers import training_optimizer
+from anyformer.training.optimizers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint, fingerprints
 from anyformer.training.snapshots import drop_snapshots

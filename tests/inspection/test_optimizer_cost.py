@@ -17,7 +17,7 @@ from anyformer.training.forecast.estimate import forecast
 from anyformer.training.forecast.split import Split
 from anyformer.training.forecast.workload import StepSizes, Workload, recipe_workload
 from anyformer.training.hidden_matrices import hidden_matrices as built_matrices
-from anyformer.training.optimisers import build_optimizer
+from anyformer.training.optimizers import build_optimizer
 from tests.strategies import models
 
 OPTIMISERS: list[Optimizer] = [

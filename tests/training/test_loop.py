@@ -26,7 +26,7 @@ from anyformer.training.checkpoint import checkpoints
 from anyformer.training.job import Job
 from anyformer.training.log import draw_curve
 from anyformer.training.loop import Diverged, fit
-from anyformer.training.optimisers import build_optimizer
+from anyformer.training.optimizers import build_optimizer
 from tests.strategies import build, close, models, seeds, tokens
 from tests.training.jobs import SMOOTH, assert_equal, changed_loss, parameters, set_losses
 from tests.training.small import PACKED, Shape, make, metrics, model, pairs

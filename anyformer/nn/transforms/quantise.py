@@ -33,7 +33,7 @@ def quantise(
 ) -> Transformer:
     """Return a copy with weights of 8 or 4 bits, which cannot be trained. Adapters are merged first.
 
-    Plain weights are dequantised for each matmul, in the precision of the model. That takes less memory and more time,
+    Weights are dequantised for each matmul, in the precision of the model. That takes less memory and more time,
     except for few rows on a GPU in half precision (one; with 8 bits up to 64), whose kernels read the integers. Kernels
     for CPUs are on large matrices about 3 times as fast as fp32 with 8 bits (Arm with dot products, x86 with AVX-512
     VNNI); with 4 bits about 4 times for one row and, for many, 1.3 times (Arm) or twice (x86). They also round each
