@@ -6,22 +6,18 @@ does the effect of a learning rate, and the best rate of a narrow model is too l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from anyformer.config import ConfigError, Fault
 from anyformer.lab.figures import legend, lines, log_ticks, panels
 from anyformer.lab.stats import power
+from anyformer.lab.trial import untrained
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.recipe import MuP, Packed, Recipe
 from anyformer.recipe.ready import read_recipe
 from anyformer.tasks.base import inputs_of
-from anyformer.training.job import Job
-from anyformer.training.make_task import make_task
-from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.step import TrainingStep, set_learning_rate
 
 KEY = "model.width"
@@ -65,7 +61,7 @@ def check_coordinates(recipe: str, changes: Sequence[str], steps: int = STEPS) -
 
 def measure(recipe: Recipe, scale: str, steps: int) -> list[Coordinate]:
     """Train on one batch for some steps, and return the sizes of activations before and after each."""
-    job = _build(recipe)
+    job = untrained(recipe)
     take_step, (batch, _) = TrainingStep(job), job.loader.read(job.state.cursor)
     inputs = inputs_of(batch.to(job.device), isinstance(recipe.batches, Packed))
     found: list[Coordinate] = []
@@ -78,14 +74,6 @@ def measure(recipe: Recipe, scale: str, steps: int) -> list[Coordinate]:
             seen = dict(seen) | {"logits": logits}
         found += [Coordinate(scale, recipe.model.width, step, name, float(x.abs().mean())) for name, x in seen.items()]
     return found
-
-
-def _build(recipe: Recipe) -> Job:
-    console = Console(quiet=True)
-    splits = read_rows(recipe)
-    task = make_task(recipe, splits["train"], console)
-    train, valid = fit_rows(recipe, task, splits, console)
-    return build(recipe, Path(), task, train, valid, console)
 
 
 def table(found: Sequence[Coordinate]) -> list[tuple[str, ...]]:

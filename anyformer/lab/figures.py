@@ -13,6 +13,7 @@ WIDTH = 8.0  # inches; pages show figures 880 pixels wide, where text of 10 poin
 # Okabe & Ito (2008), dark ones first: they differ for every kind of colour vision
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C8C8C")
 GREY, FILL = "#6E6E6E", "#9CC9E8"  # reference lines and their labels; bars
+LINE = 0.085  # height of a line of text, as a fraction of a panel's height
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)), (0, (3, 3)))
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -61,10 +62,10 @@ def panel_legend(axis: Any, columns: int = 1) -> None:
     axis.legend(ncols=columns, frameon=False, handlelength=3.5, columnspacing=1.0, **place)
 
 
-def label_ends(axis: Any, gap: float = 0.085) -> None:
+def label_ends(axis: Any) -> None:
     """Write the name of each line at its right end; lines through the same points share one label.
 
-    `gap` is the height of a line of text, as a fraction of the panel's height. Overlapping labels are moved apart.
+    Overlapping labels are moved apart.
     """
     groups: list[tuple[dict[float, float], list[Any]]] = []
     for line in axis.get_lines():
@@ -84,9 +85,9 @@ def label_ends(axis: Any, gap: float = 0.085) -> None:
     order = sorted(range(len(groups)), key=lambda i: ends[i])
     place = {i: (ends[i] - low) / (high - low) for i in order}
     for _ in range(100):
-        place[order[0]] = max(place[order[0]], gap * len(groups[order[0]][1]) / 2)  # above the labels of the x axis
+        place[order[0]] = max(place[order[0]], LINE * len(groups[order[0]][1]) / 2)  # above the labels of the x axis
         for i, j in itertools.pairwise(order):
-            short = gap * (len(groups[i][1]) + len(groups[j][1])) / 2 - (place[j] - place[i])
+            short = LINE * (len(groups[i][1]) + len(groups[j][1])) / 2 - (place[j] - place[i])
             if short > 0:
                 place[i], place[j] = place[i] - short / 2, place[j] + short / 2
     for i, (_, lines) in enumerate(groups):

@@ -36,12 +36,10 @@ from anyformer.lab.cells import (
     write_result,
 )
 from anyformer.lab.claims import WHOLE, claimed, holder
-from anyformer.lab.trial import trial
+from anyformer.lab.trial import trial, untrained
 from anyformer.recipe import Recipe
 from anyformer.recipe.ready import read_recipe
 from anyformer.runs.processes import locked
-from anyformer.training.make_task import make_task
-from anyformer.training.prepare import build, fit_rows, read_rows
 from anyformer.training.utilisation import flops_per_token
 
 MIN_STEPS = 20  # fewer steps show nothing
@@ -310,11 +308,7 @@ def apply_budget(recipe: Recipe, budget: Budget, setting: str = "") -> Recipe:
 
 def _per_step(recipe: Recipe) -> tuple[float, float]:
     """Estimate tokens and FLOPs of a step from the first batches."""
-    console = Console(quiet=True)
-    splits = read_rows(recipe)
-    task = make_task(recipe, splits["train"], console)
-    train, valid = fit_rows(recipe, task, splits, console)
-    job = build(recipe, Path(), task, train, valid, console)
+    job = untrained(recipe)
     tokens, flops, place = 0, 0.0, job.state.cursor
     for _ in range(SAMPLE_BATCHES):
         batch, place = job.loader.read(place)

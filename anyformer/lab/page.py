@@ -72,8 +72,13 @@ def page_of(experiment: Experiment, found: Found, folder: Path) -> str:
 
 def _missing(found: Found) -> list[str]:
     """Return which sizes were not measured, in a sentence; nothing if all were."""
-    sizes = [TITLES[size][0].lower() + TITLES[size][1:] for size in ("cpu", "gpu") if size not in found]
+    sizes = [_place(size) for size in ("cpu", "gpu") if size not in found]
     return [f"Not measured {' or '.join(sizes)}."] if sizes else []
+
+
+def _place(size: Size) -> str:
+    """Return the title of a size within a sentence: "on a CPU"."""
+    return TITLES[size][0].lower() + TITLES[size][1:]
 
 
 def _headline(experiment: Experiment, size: Size, results: Sequence[CellResult]) -> str:
@@ -143,7 +148,7 @@ every condition is met, does not hold here if one is refuted, and is undecided a
 
 def _fresh(found: Found) -> str:
     """Return whether the seeds of the results were first used after a change of the rule."""
-    fresh = [TITLES[size][0].lower() + TITLES[size][1:] for size in found if size != "quick"]
+    fresh = [_place(size) for size in found if size != "quick"]
     if not fresh:
         return "The seeds of the quick size may have been used before this change."
     return f"The results {' and '.join(fresh)} are from seeds that were first used after this change."

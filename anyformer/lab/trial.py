@@ -17,7 +17,8 @@ from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import read_metrics
 from anyformer.training.loop import Diverged, fit
-from anyformer.training.prepare import prepare
+from anyformer.training.make_task import make_task
+from anyformer.training.prepare import build, fit_rows, prepare, read_rows
 from anyformer.training.signals import Signals
 from anyformer.training.utilisation import flops_per_token
 
@@ -84,6 +85,15 @@ def trained(recipe: Recipe, begin: Callable[[Transformer], None] | None = None) 
         valid = {name.removeprefix("valid_"): value for name, value in last.items() if name != "step"}
         with ema_weights(job):
             yield Trial(job, _thinned(curve), valid, diverged)
+
+
+def untrained(recipe: Recipe) -> Job:
+    """Return the job of a recipe, without a folder, before its first step."""
+    console = Console(quiet=True)
+    splits = read_rows(recipe)
+    task = make_task(recipe, splits["train"], console)
+    train, valid = fit_rows(recipe, task, splits, console)
+    return build(recipe, Path(), task, train, valid, console)
 
 
 def _interrupt() -> None:

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,24 +73,32 @@ def _finish() -> None:
         torch.cuda.synchronize()
 
 
-def sorting(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
-    """Return a recipe for sorting digits, by a cell's width, depth, heads, longest, tokens, steps, lr and seed."""
-    given = [
-        f"model.width={cell['width']}",
-        f"model.decoder.depth={cell['depth']}",
-        f"model.decoder.blocks.0.mixer.heads={cell['heads']}",
-        f"model.decoder.blocks.0.feedforward.width={2 * cell['width']}",
-        f"data.train={{kind='sort', count=20000, shortest=4, longest={cell['longest']}}}",
-        f"data.valid={{kind='sort', count=300, shortest=4, longest={cell['longest']}}}",
-        "data.test=none",
-        f"batches.tokens={cell['tokens']}",
-        f"train.steps={cell['steps']}",
-        f"train.schedule.warmup={cell['steps'] // 10}",
-        f"train.optimizer.lr={cell['lr']}",
-        "train.compile=off",
-        f"seed={cell['seed']}",
-    ]
-    return read_recipe("sort", [*given, *changes])
+def recipe_for(cell: Cell, base: str, changes: Mapping[str, Any], more: Sequence[str] = ()) -> Recipe:
+    """Return a ready recipe by a cell's width, tokens, steps, lr and seed, without test data and with changes."""
+    given = {
+        "data.test": "none",
+        "model.width": cell["width"],
+        "batches.tokens": cell["tokens"],
+        "train.steps": cell["steps"],
+        "train.schedule.warmup": cell["steps"] // 10,
+        "train.optimizer.lr": cell["lr"],
+        "train.compile": "off",
+        "seed": cell["seed"],
+    }
+    return read_recipe(base, [*(f"{name}={value}" for name, value in {**given, **changes}.items()), *more])
+
+
+def sorting(cell: Cell, more: Sequence[str] = ()) -> Recipe:
+    """Return a recipe for sorting digits, by a cell's depth, heads, longest, and what `recipe_for` reads."""
+    rows = "{{kind='sort', count={}, shortest=4, longest={}}}"
+    changes = {
+        "data.train": rows.format(20_000, cell["longest"]),
+        "data.valid": rows.format(300, cell["longest"]),
+        "model.decoder.depth": cell["depth"],
+        "model.decoder.blocks.0.mixer.heads": cell["heads"],
+        "model.decoder.blocks.0.feedforward.width": 2 * cell["width"],
+    }
+    return recipe_for(cell, "sort", changes, more)
 
 
 def chain(letters: int, order: int, length: int, seed: int, part: int = 0) -> tuple[str, float]:

@@ -27,8 +27,7 @@ from anyformer.lab.api import (
 )
 from anyformer.lab.figures import bars, dots, legend, lines, panels
 from anyformer.recipe import Recipe
-from anyformer.training.api import read_recipe
-from anyformer_claims.common import found, seeds
+from anyformer_claims.common import found, recipe_for, seeds
 
 WORDS = LEANS, ALONE = "after another", "by themselves"  # how words are translated
 LABELS = {LEANS: "dependent words", ALONE: "independent words"}  # in the figure
@@ -163,21 +162,13 @@ def translating(cell: Cell) -> Iterator[Recipe]:
             **{f"data.{part}": _written(cell, part, folder) for part in ("train", "valid")},
             **{f"{side}.blocks.0.feedforward.width": 2 * cell["width"] for side in sides},
             **{f"{side}.depth": 1 for side in sides},
-            "data.test": "none",
             "tokenizer": "words",
             "task.max_target": "none",
-            "model.width": cell["width"],
-            "batches.tokens": cell["tokens"],
-            "train.steps": cell["steps"],
-            "train.optimizer.lr": cell["lr"],
-            "train.schedule.warmup": cell["steps"] // 10,
             "train.label_smoothing": cell["smoothing"],
             "train.precision": "fp32",
-            "train.compile": "off",
             "train.log_every": 1,
-            "seed": cell["seed"],
         }
-        yield read_recipe("dates", [f"{name}={value}" for name, value in changes.items()])
+        yield recipe_for(cell, "dates", changes)
 
 
 def _written(cell: Cell, part: str, folder: Path) -> str:

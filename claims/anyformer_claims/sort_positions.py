@@ -6,8 +6,7 @@ from typing import Any, Literal
 from anyformer.lab.api import Cell, CellResult, Experiment, More, Rows, Side, Size, Verdict, decide, summary, trial
 from anyformer.lab.figures import curves, dots, legend, log_ticks, panels, reference
 from anyformer.recipe import Recipe
-from anyformer.training.api import read_recipe
-from anyformer_claims.common import seeds, side, sorting
+from anyformer_claims.common import recipe_for, seeds, side, sorting
 
 LEARNED, SINUSOIDAL = "learned", "sinusoidal"
 SCHEMES = {LEARNED: "{kind='learned', length=64}", SINUSOIDAL: "sinusoidal"}
@@ -124,19 +123,11 @@ def recipe_of(cell: Cell) -> Recipe:
         **{f"model.{side}.blocks.0.mixer.heads": cell["heads"] for side in ("encoder", "decoder")},
         "model.decoder.blocks.0.cross.heads": cell["heads"],
         "model.source.scale": cell["scale"],
-        "data.test": "none",
         "tokenizer": "words",
         "task.max_target": "none",
-        "model.width": cell["width"],
-        "batches.tokens": cell["tokens"],
-        "train.steps": cell["steps"],
-        "train.optimizer.lr": cell["lr"],
-        "train.schedule.warmup": cell["steps"] // 10,
-        "train.compile": "off",
         "train.log_every": 1,
-        "seed": cell["seed"],
     }
-    return read_recipe("dates", [*(f"{name}={value}" for name, value in changes.items()), scale])
+    return recipe_for(cell, "dates", changes, [scale])
 
 
 def _digits(cell: Cell, count: int) -> str:
