@@ -69,7 +69,7 @@ bundled-model: $(DEV)  ## train again the model that `anyformer explore` opens w
 	$(BIN)/python -m anyformer.explore.make_bundled
 
 lab-report: $(DEV)  ## write the pages of docs/lab from the results beside them
-	$(BIN)/python -m anyformer.lab.report docs/lab
+	$(BIN)/python -m docs_site.lab_report
 
 reference: $(DOCS)  ## write the pages of docs/reference from schemas, commands and docstrings
 	$(BIN)/python -m docs_site

@@ -13,9 +13,7 @@ experiment    The family of experiments: a claim, cells, measurement, verdict
 figures       Figures that are readable in grey and for the colour-blind
 grid          Train all combinations of settings of a recipe under an equal budget
 measurements  Measure several experiments together
-page          The page of a claim
 ray_engine    Measure cells on a Ray cluster
-report        Write the pages of docs/lab from results
 rules         Hash of the rule of a claim
 stats         Mean and deviation, Welch's t-test, Holm's correction, effect size, power-law fit
 trial         One training run as a measurement

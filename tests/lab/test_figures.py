@@ -7,7 +7,7 @@ import pytest
 
 from anyformer.lab.experiment import find
 from anyformer.lab.figures import curves, panels
-from anyformer.lab.report import stored
+from docs_site.lab_report import stored
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
 

@@ -9,24 +9,18 @@ import pytest
 
 from anyformer.lab.cells import Cell, CellResult, append
 from anyformer.lab.experiment import VERDICTS, Experiment, StoredVerdict, find
-from anyformer.lab.page import Found, measured_on, page_of, reading, setup
-from anyformer.lab.report import index_of, stored, unused_figures, verdicts_of
 from anyformer.lab.stats import summary
 from anyformer_claims.warmup import _by_layer
+from docs_site.lab_page import LAB, measured_on, page_of, reading, setup
+from docs_site.lab_report import index_of, stored, unused_figures, verdicts_of
 from tests.lab.made_up import NAMES
-
-LAB = Path(__file__).parents[2] / "docs" / "lab"
-
-
-def page(experiment: Experiment, found: Found) -> str:
-    return page_of(experiment, found, LAB)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_that_of_its_results(name: str) -> None:
     found = stored(find(name), LAB)
     assert found, f"no whole set of results for {name}: run `anyformer lab {name}` and store it"
-    assert (LAB / f"{name}.md").read_text(encoding="utf-8") == page(find(name), found), "run `make lab-report`"
+    assert (LAB / f"{name}.md").read_text(encoding="utf-8") == page_of(find(name), found), "run `make lab-report`"
     assert all((LAB / "figures" / f"{name}-{size}.png").exists() for size in found)
 
 
@@ -63,8 +57,8 @@ def test_minutes_of_measurements_that_may_share_a_gpu_are_an_upper_bound() -> No
     for name, bound in (("norms", True), ("heads", False)):
         experiment = find(name)
         some = stored(experiment, LAB).popitem()[1]
-        assert ("on one GPU, or less: " in page(experiment, {"gpu": some})) is bound
-        assert ", or less: " not in page(experiment, {"cpu": some})
+        assert ("on one GPU, or less: " in page_of(experiment, {"gpu": some})) is bound
+        assert ", or less: " not in page_of(experiment, {"cpu": some})
 
 
 def test_a_best_rate_at_an_end_of_those_tried_is_named() -> None:
@@ -79,13 +73,13 @@ def test_a_best_rate_at_an_end_of_those_tried_is_named() -> None:
 def test_a_page_names_the_sizes_that_were_not_measured() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]
-    assert "Not measured on a CPU or on a GPU." in page(experiment, {"quick": results})
-    assert "Not measured on a GPU." in page(experiment, {"cpu": results})
-    assert "Not measured" not in page(experiment, {"cpu": results, "gpu": results})
+    assert "Not measured on a CPU or on a GPU." in page_of(experiment, {"quick": results})
+    assert "Not measured on a GPU." in page_of(experiment, {"cpu": results})
+    assert "Not measured" not in page_of(experiment, {"cpu": results, "gpu": results})
 
 
 def test_preconditions_and_parts_are_shown_apart() -> None:
-    norms, warmup = (page(find(name), stored(find(name), LAB)) for name in ("norms", "warmup"))
+    norms, warmup = (page_of(find(name), stored(find(name), LAB)) for name in ("norms", "warmup"))
     assert "| precondition: 2 layers learn with norms and residuals |" in norms
     assert "| part of a condition: post-norm at " in warmup
     assert "|  |" not in norms
@@ -120,14 +114,14 @@ def test_results_under_another_rule_are_stale() -> None:
     experiment = find("norms")
     results = stored(experiment, LAB).popitem()[1]
     fresh, other = ([replace(r, rule=rule) for r in results] for rule in (experiment.rule_for(results), "0" * 12))
-    assert "stale" not in page(experiment, {"cpu": fresh}).lower()
+    assert "stale" not in page_of(experiment, {"cpu": fresh}).lower()
     for some in (other, [*fresh[:-1], other[-1]]):
-        text = page(experiment, {"cpu": some})
+        text = page_of(experiment, {"cpu": some})
         assert "but this verdict is stale" in text
         assert "(stale)\n" in text
         assert "`000000000000`" in text
         assert "(stale)" in index_of([(experiment, {"cpu": some})])
-    assert experiment.rule_for(results) in page(experiment, {"cpu": fresh})
+    assert experiment.rule_for(results) in page_of(experiment, {"cpu": fresh})
 
 
 def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(tmp_path: Path) -> None:
@@ -150,7 +144,7 @@ def test_stale_results_are_shown_as_they_are_until_all_cells_are_measured_again(
     assert stored(experiment, tmp_path) == {}
     before = write([cell for cell in cells if cell["lr"] < 0.002][::-1], "older")  # workers end in any order
     assert stored(experiment, tmp_path) == {"cpu": sorted(before, key=lambda result: result["seed"])}
-    assert "`anyformer lab norms` (about " in page(experiment, {"cpu": before})
+    assert "`anyformer lab norms` (about " in page_of(experiment, {"cpu": before})
     append(file, CellResult(dict(cells[-1]), found, 1.0, "made up", fresh))
     assert stored(experiment, tmp_path) == {}
 

@@ -13,7 +13,8 @@ from anyformer.lab.decision import METHOD, NO_VARIATION, RATES, Outcome, Verdict
 from anyformer.lab.experiment import SIZES, Experiment, Size
 from anyformer.lab.rules import tries_rates
 
-CODE = "../../anyformer"  # from docs/lab
+LAB = Path(__file__).resolve().parent.parent / "docs" / "lab"
+CODE = "../../anyformer"  # from there
 TITLES: dict[Size, str] = {"quick": "At the quick size", "cpu": "On a CPU", "gpu": "On a GPU"}
 CLAIM: dict[Word, str] = {
     "holds": "holds",
@@ -47,10 +48,10 @@ def main_size(found: Found) -> Size:
     return next(size for size in ("cpu", "gpu", "quick") if size in found)
 
 
-def page_of(experiment: Experiment, found: Found, folder: Path) -> str:
-    """Return the page of a claim in a folder: the result, the idea, the rule, and the measurements."""
+def page_of(experiment: Experiment, found: Found) -> str:
+    """Return the page of a claim: the result, the idea, the rule, and the measurements."""
     parts = ", ".join(f"[{part}]({CODE}/{part})" for part in experiment.parts)
-    code = f"[{experiment.file.name}]({os.path.relpath(experiment.file, folder)})"
+    code = f"[{experiment.file.name}]({os.path.relpath(experiment.file, LAB)})"
     main = main_size(found)
     lines = [
         f"# {experiment.number}. {experiment.claim}",

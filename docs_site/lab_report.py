@@ -1,10 +1,9 @@
 """Write the pages of docs/lab from results: one for each claim, and a gallery of verdicts.
 
-python -m anyformer.lab.report docs/lab    from docs/lab/results/<size>/<kind>.jsonl
+python -m docs_site.lab_report    from docs/lab/results/<size>/<kind>.jsonl
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from anyformer.lab.cells import CellResult, key, read_results
 from anyformer.lab.compare import markdown
 from anyformer.lab.experiment import SIZES, VERDICTS, Experiment, StoredVerdict, every
 from anyformer.lab.figures import save
-from anyformer.lab.page import CODE, TITLES, Found, main_size, minutes_of, page_of
+from docs_site.lab_page import CODE, LAB, TITLES, Found, main_size, minutes_of, page_of
 
 THUMBNAIL_DPI = 45  # 360 pixels wide
 
@@ -27,7 +26,7 @@ def write(folder: Path) -> list[Path]:
             small = folder / "figures" / "small" / f"{experiment.kind}.png"
             save(experiment.draw(found[main_size(found)]), small, dpi=THUMBNAIL_DPI)
             page = folder / f"{experiment.kind}.md"
-            page.write_text(page_of(experiment, found, folder), encoding="utf-8")
+            page.write_text(page_of(experiment, found), encoding="utf-8")
             made.append(page)
             index.append((experiment, found))
     for figure in unused_figures(index, folder):
@@ -132,5 +131,5 @@ def _by_part(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    for path in write(Path(sys.argv[1])):
+    for path in write(LAB):
         print(path)
