@@ -65,7 +65,7 @@ class FeedForward(Part):
         yield from ()
 
     @property
-    def inner(self) -> "Network | None":
+    def hidden_network(self) -> "Network | None":
         """The network with the hidden values: itself, or each expert; None: there is none."""
         return None
 
@@ -115,7 +115,7 @@ class Network(FeedForward):
         """Return the module with a hidden layer of this width."""
 
     @property
-    def inner(self) -> "Network":
+    def hidden_network(self) -> "Network":
         return self
 
     def hidden_values(self, width: int) -> int:

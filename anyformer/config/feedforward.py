@@ -353,7 +353,7 @@ class Experts(FeedForward):
         return found + self.expert.network_cost(width, self.shared * hidden, rows) if self.shared else found
 
     @property
-    def inner(self) -> Network:
+    def hidden_network(self) -> Network:
         return self.expert
 
     @property

@@ -209,7 +209,7 @@ def _feedforward(place: PathPlace) -> dict[str, Any]:
         found["router"] = [[i, float(weights[i])] for i in weights.nonzero()[:, 0].tolist()]
     norm = step.sublayer.norm_branch
     return found | {
-        "gated": spec.inner is not None and spec.inner.gates > 0,
+        "gated": spec.hidden_network is not None and spec.hidden_network.gates > 0,
         "formula": feedforward_formula(spec, norm),
         "what": spec.describe(),
         "read": rounded(step.read[0]),

@@ -250,7 +250,7 @@ def _norm_input_bytes(norm: Norm, mode: _Mode) -> int:
 def _layer_gradients(block: Block, d: int, b: int, t: int, mode: _Mode) -> int:
     """Return the bytes of gradients that exist at once in the backward pass of one layer."""
     spec, rows = block.feedforward, b * t
-    f = one.hidden(d) * (1 + one.gates) * spec.choices_per_token if (one := spec.inner) else 0
+    f = one.hidden(d) * (1 + one.gates) * spec.choices_per_token if (one := spec.hidden_network) else 0
     return rows * (2 * max(f, 4 * d) * mode.size + 2 * d * FP32)
 
 

@@ -200,7 +200,7 @@ class _Layer(NamedTuple):
     def _hidden(self) -> tuple[int, int]:
         """Return the hidden values of the feed-forward for each token, and 1 if it has a gate."""
         spec = self.block.feedforward
-        return spec.hidden_values(self.config.width), spec.inner.gates if spec.inner else 0
+        return spec.hidden_values(self.config.width), spec.hidden_network.gates if spec.hidden_network else 0
 
     def _rotated(self) -> float:
         """Return the bytes of rotating queries and keys."""
