@@ -78,7 +78,21 @@ def speculation_steps(model: Transformer, request: Request) -> Generator[None, N
         drafter = _drafter(session, request, strategy, verifier, key)
         if request.longest:
             verifier.verify(session, session.logits[:, None], no_tokens(session.ids))
-        yield from _run(session, verifier, drafter, ahead, key)
+        # with a key drafts have one shape and need no host, so that all of a step can be compiled, not the read alone
+        fused = key is not None and session.compile and not verifier.processors
+        names = id(session.model), key, *session.ids.shape
+        propose = compiled(_propose, *names) if fused else _propose
+        settle = compiled(_settle, *names) if fused else _settle
+
+        def move() -> None:
+            new, present, proposal = propose(session, verifier, drafter, ahead)
+            settle(session, verifier, drafter, session.read(new, present), proposal)
+
+        most = 1 if key is None else steps_between_checks(session.ids.device, can_end=len(verifier.stop) > 0)
+        while left := int(torch.where(verifier.running, verifier.budgets - verifier.count, 0).amax()):
+            for _ in range(min(most, -(-left // (ahead + 1)))):  # no fewer steps can be enough, unless rows stop
+                session.run_step(move, key)
+                yield
         out = torch.cat((session.prompt_ids, verifier.ids[:, : int(verifier.count.max())]), dim=1)
         found = Speculated(out, 1 + int(verifier.calls), verifier.drafted.clone(), verifier.accepted.clone())
         failed = verifier.failed.nonzero()[:, 0].tolist()
@@ -119,27 +133,6 @@ def _drafter(
     drafter = session.buffers.keep(key and ("drafts", key), lambda: HeadDrafter(session, ahead))
     drafter.begin(session)
     return drafter
-
-
-def _run(
-    session: Session, verifier: Verifier, drafter: Drafter, ahead: int, key: Hashable | None
-) -> Generator[None, None, None]:
-    """Extend all answers to their ends; with a key, by captured steps that the host checks rarely."""
-    # with a key drafts have one shape and need no host, so that all of a step can be compiled, not the read alone
-    fused = key is not None and session.compile and not verifier.processors
-    names = id(session.model), key, *session.ids.shape
-    propose = compiled(_propose, *names) if fused else _propose
-    settle = compiled(_settle, *names) if fused else _settle
-
-    def move() -> None:
-        new, present, proposal = propose(session, verifier, drafter, ahead)
-        settle(session, verifier, drafter, session.read(new, present), proposal)
-
-    most = 1 if key is None else steps_between_checks(session.ids.device, can_end=len(verifier.stop) > 0)
-    while left := int(torch.where(verifier.running, verifier.budgets - verifier.count, 0).amax()):
-        for _ in range(min(most, -(-left // (ahead + 1)))):  # no fewer steps can be enough, unless rows stop
-            session.run_step(move, key)
-            yield
 
 
 def _propose(session: Session, verifier: Verifier, drafter: Drafter, ahead: int) -> tuple[Tensor, Tensor, Proposal]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -39,7 +39,6 @@ from anyformer.nn.uncached import check_parts
 from anyformer.runs.run import Run
 
 log = logging.getLogger(__name__)
-NOT_FOUND = "no answer was found that meets the constraint"
 
 
 class Engine:
@@ -219,7 +218,7 @@ class Engine:
             raise end
         assert isinstance(end, Finished)
         tokens = [item for item in items if isinstance(item, Token)]
-        ids = [id for item in items for id in _ids(item)]
+        ids = [id for item in items for id in (item if isinstance(item, TokenIds) else (cast(Token, item).id,))]
         return WholeAnswer(ids, end, tokens if request.top is not None else [])
 
     async def search(self, request: Request, n_best: int = 1, model: str | None = None) -> list[BeamHypothesis]:
@@ -258,12 +257,12 @@ class Engine:
             return [await self._greedy(request, penalty, model)]
         sequence = self._enqueue(request, model)
         try:
-            *items, end = await _receive(sequence)
+            end = cast(Finished, (await _receive(sequence))[-1])
         finally:
             sequence.cancelled = True  # no effect once it has finished
-        if not items:
-            raise Failed(cast(Finished, end).message or "the search was cancelled")
-        return cast(list[BeamHypothesis], items[0])[:n_best]
+        if not end.hypotheses:
+            raise Failed(end.message or "the search was cancelled")
+        return list(end.hypotheses[:n_best])
 
     async def _greedy(self, request: Request, penalty: float, model: str | None) -> BeamHypothesis:
         """Return the hypothesis of a search with one beam: the greedy answer, which is decoded faster."""
@@ -461,22 +460,11 @@ def _events(items: list[Item]) -> list[Event | Exception]:
     """Return tokens one by one."""
     found: list[Event | Exception] = []
     for item in items:
-        if isinstance(item, list):
-            found += map(Token, _ids(item)) if item else [Failed(NOT_FOUND)]
+        if isinstance(item, TokenIds):
+            found.extend(map(Token, item))
         else:
             found.append(item)
     return found
-
-
-def _ids(item: Item) -> Iterable[int]:
-    """Return the tokens of an event; of hypotheses, those of the best."""
-    if isinstance(item, TokenIds):
-        return item
-    if isinstance(item, list):
-        if not item:
-            raise Failed(NOT_FOUND)
-        return cast(BeamHypothesis, item[0]).ids
-    return (cast(Token, item).id,)
 
 
 async def _receive(sequence: Sequence) -> list[Item]:

@@ -8,7 +8,8 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.runs.run import Run
 
 Reason = Literal["stop", "length", "cancelled", "error"]
-NOT_FINITE = "the model's logits are not finite"  # message of an error
+NOT_FINITE = "the model's logits are not finite"  # messages of errors
+NOT_FOUND = "no answer was found that meets the constraint"
 EncodeKind = Literal["embed", "classify", "tag", "score", "fill_mask", "number"]
 
 
@@ -43,6 +44,13 @@ class Token(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()  # the most probable ids with their log-probabilities, best first
 
 
+class BeamHypothesis(NamedTuple):
+    """An answer of beam search, and the sum of its log-probabilities / its number of tokens ^ length_penalty."""
+
+    ids: tuple[int, ...]  # with its stop id
+    score: float
+
+
 class Finished(NamedTuple):
     """The last event of a request."""
 
@@ -51,6 +59,7 @@ class Finished(NamedTuple):
     cached_tokens: int = 0  # of the prompt, read by earlier requests
     prompt_logprobs: tuple[Token, ...] = ()  # of the prompt's tokens after the first, if requested
     message: str = ""  # of an error
+    hypotheses: tuple[BeamHypothesis, ...] = ()  # of beam search, best first
 
 
 Event = Token | Finished
@@ -62,13 +71,6 @@ class WholeAnswer(NamedTuple):
     ids: list[int]
     end: Finished
     tokens: list[Token]  # with log-probabilities, if they are requested
-
-
-class BeamHypothesis(NamedTuple):
-    """An answer of beam search, and the sum of its log-probabilities / its number of tokens ^ length_penalty."""
-
-    ids: tuple[int, ...]  # with its stop id
-    score: float
 
 
 @dataclass(frozen=True)

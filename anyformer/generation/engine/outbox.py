@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence as List
+from collections.abc import Iterator
 from typing import Protocol
 
-from anyformer.generation.engine.interface import BeamHypothesis, Finished, Token
+from anyformer.generation.engine.interface import Finished, Token
 from anyformer.generation.engine.sequence import Item, Sequence, TokenIds
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request
@@ -67,8 +67,8 @@ class Outbox:
         """Return whether tokens are handed over that are neither first nor last."""
         return time.perf_counter() >= self._due
 
-    def finish(self, sequence: Sequence, end: Finished, found: List[BeamHypothesis] | None = None) -> None:
-        """End a request; `found` are the hypotheses of a search."""
+    def finish(self, sequence: Sequence, end: Finished) -> None:
+        """End a request; the answer of a search is the best of its hypotheses."""
         self.start(sequence)
         stats = self.stats
         stats.running -= 1
@@ -76,7 +76,7 @@ class Outbox:
         stats.prompt_tokens += end.prompt_tokens
         stats.cached_tokens += end.cached_tokens
         stats.request_time.add(time.perf_counter() - sequence.arrived)
-        sequence.events += [end] if found is None else [list(found), end]
+        sequence.events += [*(TokenIds(best.ids) for best in end.hypotheses[:1]), end]
         self._urgent.add(sequence)
 
     def flush(self) -> None:

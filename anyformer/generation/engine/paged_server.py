@@ -334,14 +334,12 @@ class PagedServer:
     def _finish(self, sequence: Sequence, out: Outbox, reason: Reason, message: str = "") -> None:
         self._remove(sequence)
         self._batch.end(sequence)
-        found = None
-        if reason == "stop" and sequence.beams is not None:
-            found = sequence.beams.found()
-            reason, message = ("stop", "") if found is not None else ("error", NOT_FINITE)
-        if reason in ("stop", "length") and sequence.beams is None:
+        beams = sequence.beams if reason == "stop" else None
+        end = sequence.end(reason, message) if beams is None else sequence.end_search(beams.found())
+        if end.reason in ("stop", "length") and sequence.beams is None:
             self.pages.remember(sequence)
-        self.pages.release(sequence, clean=reason in ("stop", "length"))
-        out.finish(sequence, sequence.end(reason, message) if found is None else sequence.end_search(found), found)
+        self.pages.release(sequence, clean=end.message != NOT_FINITE and reason in ("stop", "length"))
+        out.finish(sequence, end)
 
     def _remove(self, sequence: Sequence) -> None:
         """Take a request out of its queue."""

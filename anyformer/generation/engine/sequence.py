@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.generation.engine.interface import BeamHypothesis, Event, Finished, Reason, Token
+from anyformer.generation.engine.interface import (
+    NOT_FINITE,
+    NOT_FOUND,
+    BeamHypothesis,
+    Event,
+    Finished,
+    Reason,
+    Token,
+)
 from anyformer.generation.engine.pages import chain
 from anyformer.generation.generate import seeds_of
 from anyformer.generation.request import Request
@@ -44,7 +52,7 @@ class TokenIds(list[int]):
     """Tokens without log-probabilities: one object of Python for many of them."""
 
 
-Item = Event | TokenIds | list[BeamHypothesis] | Exception
+Item = Event | TokenIds | Exception
 Mailbox = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[list[Item]]"]
 
 
@@ -113,9 +121,12 @@ class Sequence:
         """Return the tokens that the next prefill call reads."""
         return self.ids[self.read : self.read + chunk]
 
-    def end_search(self, found: List[BeamHypothesis]) -> Finished:
-        """Return the end of a beam search with these hypotheses."""
-        return self.end("stop" if found and found[0].ids[-1] in self.request.stop_ids else "length")
+    def end_search(self, found: List[BeamHypothesis] | None) -> Finished:
+        """Return the end of a beam search with these hypotheses; None: logits were not finite."""
+        if not found:
+            return self.end("error", NOT_FINITE if found is None else NOT_FOUND)
+        reason: Reason = "stop" if found[0].ids[-1] in self.request.stop_ids else "length"
+        return self.end(reason)._replace(hypotheses=tuple(found))
 
     def end(self, reason: Reason, message: str = "") -> Finished:
         return Finished(reason, self.request.ids.shape[1], self.cached, tuple(self.prompt_scores), message)

@@ -13,7 +13,7 @@ from anyformer.attention.cache.kv_cache import CacheKind
 from anyformer.config import ConfigError
 from anyformer.generation.beam_search import NonFiniteSearch, search_steps
 from anyformer.generation.engine.beams import hypotheses
-from anyformer.generation.engine.interface import NOT_FINITE, BeamHypothesis, Finished, Token, Unsupported
+from anyformer.generation.engine.interface import NOT_FINITE, Finished, Token, Unsupported
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.sequence import Sequence
 from anyformer.generation.engine.stats import Stats
@@ -34,7 +34,6 @@ class SerialServer:
         self.marked, self.cache, self.stats = marked, cache, Stats()
         self._waiting: deque[Sequence] = deque()
         self._steps: Iterator[Picked | None] | None = None
-        self._found: list[BeamHypothesis] | None = None  # of a search that has ended
 
     @property
     def busy(self) -> bool:
@@ -55,9 +54,9 @@ class SerialServer:
         except ConfigError as error:  # options that do not fit this model
             end = sequence.end("error", str(error))
         if end is not None:
-            out.finish(sequence, end, self._found)
+            out.finish(sequence, end)
             self._waiting.popleft()
-            self._steps = self._found = None
+            self._steps = None
 
     def fail(self, out: Outbox, message: str) -> None:
         for sequence in self._waiting:
@@ -78,10 +77,9 @@ class SerialServer:
             with evaluating(model):
                 new = next(self._steps) or ()
         except NonFiniteSearch:
-            return sequence.end("error", NOT_FINITE)
+            return sequence.end_search(None)
         except StopIteration as end:
-            self._found = None if end.value is None else hypotheses(end.value)
-            return sequence.end("length") if self._found is None else sequence.end_search(self._found)
+            return sequence.end("length") if end.value is None else sequence.end_search(hypotheses(end.value))
         for id, ok in zip(*(x[0].tolist() for x in new), strict=True):
             if not ok:
                 return sequence.end("error", NOT_FINITE)
