@@ -7,7 +7,7 @@ from anyformer.attention.cache.paged import PagedCache
 from anyformer.attention.lowered import FewQueries
 from anyformer.config import LM, Alibi, Attention, Block, Causal, ModelConfig, Pattern, Rotary, Stack, Tokens, Window
 from anyformer.config.position import Position
-from anyformer.generation.engine.pool import new_pool
+from anyformer.generation.engine.sequence_pages import new_pool
 from anyformer.generation.step import step
 from anyformer.nn.model import Transformer
 

@@ -23,7 +23,7 @@ from anyformer.config import (
     Stack,
     Tokens,
 )
-from anyformer.generation.engine.pool import is_paged
+from anyformer.generation.engine.sequence_pages import is_paged
 from anyformer.generation.generate import generate
 from anyformer.generation.prefix_cache import Reuse
 from anyformer.generation.speculative import Lookup, speculate

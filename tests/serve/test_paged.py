@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from anyformer.attention.cache.paged import PagedCache, SourcePages
 from anyformer.config import ModelConfig
-from anyformer.generation.engine.pool import is_paged, new_pool
+from anyformer.generation.engine.sequence_pages import is_paged, new_pool
 from anyformer.generation.step import step
 from anyformer.nn.inputs import Inputs
 from tests.strategies import build, close, models, seeds, tokens

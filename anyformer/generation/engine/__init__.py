@@ -11,12 +11,11 @@ offline         continuous batching of many texts in the caller's thread
 outbox          delivery of events to the event loops that wait for them
 paged_server    continuous batching over a paged KV cache: prefill, decode steps, preemption
 pages           pages on the host: reference counts, and beginnings of texts by hash
-pool            pages of a model: which models have a paged cache, sizes and number of pages
 rows            rows of one call of a model: their integers on the host, and the same as tensors
 runner          calls of a model on rows of its pool, replayed as CUDA graphs on a GPU
 sampler         choice of the next tokens of many requests
 sequence        a request that is being answered: its tokens, its pages, and its receiver
-sequence_pages  pages of requests: taken, shared, kept for reuse and returned
+sequence_pages  pages of requests: the pool of a model, which models have one, and which request has which pages
 serial          requests one after the other, for models whose state is not paged
 stats           counters, gauges and histograms of one model
 """

@@ -28,8 +28,8 @@ from anyformer.generation.engine.interface import (
 )
 from anyformer.generation.engine.outbox import Outbox, Server
 from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.pool import is_paged
 from anyformer.generation.engine.sequence import Item, Mailbox, Sequence, TokenIds
+from anyformer.generation.engine.sequence_pages import is_paged
 from anyformer.generation.engine.serial import SerialServer
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.request import Request

@@ -7,8 +7,8 @@ import torch
 from anyformer.generation.engine.interface import NOT_FINITE, Finished, Limits, Token, TooLong
 from anyformer.generation.engine.outbox import Outbox
 from anyformer.generation.engine.paged_server import PagedServer
-from anyformer.generation.engine.pool import is_paged
 from anyformer.generation.engine.sequence import Item, Sequence, TokenIds
+from anyformer.generation.engine.sequence_pages import is_paged
 from anyformer.generation.engine.stats import Stats
 from anyformer.generation.strategy import Sampling
 from anyformer.nn.model import Transformer
