@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from anyformer import config as spec
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean, visible
-from anyformer.interop.rotary_fields import read_rotary
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the deepest published models have a few hundred
@@ -60,7 +59,7 @@ SILENT = frozenset({
 
 
 class Fields:
-    """A config.json that is being read: `fields("hidden_size", 768)` returns a field or its default.
+    """A config.json that is being read: `fields("hidden_size")` returns a field, or the default of `transformers`.
 
     A field that a family reads is used. An unread field is an error if `transformers` uses it (it is in `known`, or
     `known` is None), because it may change the model; otherwise it is added to `ignored`.
@@ -71,26 +70,32 @@ class Fields:
         self._read: set[str] = set()
         self._faults: list[Fault] = []
         self._above = ""  # the path of the table that holds these fields
-        self.known: Collection[str] | None = None
+        self.known: Mapping[str, Any] | None = None  # the fields that `transformers` uses, with their defaults
         self.ignored: list[str] = []
         self.head = ""  # the kind of head that its class has
 
-    def __call__(self, field: str, default: T, least: int = 1) -> T:
+    @overload
+    def __call__(self, field: str, *, least: int = 1) -> Any: ...
+    @overload
+    def __call__(self, field: str, default: T | None, least: int = 1) -> T: ...
+    def __call__(self, field: str, default: Any = None, least: int = 1) -> Any:
         """Return a field, which must have the type of its default; null counts as left out."""
-        value = self._take(field)
+        default, value = self.default(field) if default is None else default, self._take(field)
+        assert default is not None, field
         return default if value is None else self._as(type(default), field, value, least)
+
+    def default(self, field: str) -> Any:
+        """Return the default of `transformers`, None if it declares none."""
+        return None if self.known is None else self.known.get(field)
 
     def maybe(self, field: str, kind: type[T]) -> T | None:
         """Return a field that may be left out or null."""
         value = self._take(field)
         return None if value is None else self._as(kind, field, value)
 
-    def nullable(self, field: str, default: T) -> T | None:
+    def nullable(self, field: str, kind: type[T]) -> T | None:
         """Return a field whose null does not mean its default."""
-        value = self._take(field)
-        if value is None:
-            return None if field in self._data else default
-        return self._as(type(default), field, value)
+        return self.maybe(field, kind) if field in self._data else self.default(field)
 
     def any(self, field: str, default: Any) -> Any:
         """Return a field of any type, which the caller checks; null counts as left out."""
@@ -131,7 +136,7 @@ class Fields:
         """Record a fault; `finish` raises all of them."""
         self._faults.append(self.fault(field, message))
 
-    def one_of(self, field: str, known: Mapping[str, T], default: str) -> T:
+    def one_of(self, field: str, known: Mapping[str, T], default: str | None = None) -> T:
         """Return the value that a field selects from `known`."""
         name = self(field, default)
         if name not in known:
@@ -215,12 +220,12 @@ class Fields:
 
     # -- fields of several families -----------------------------------------------------------------------------------
 
-    def activation(self, field: str, default: str) -> spec.Activation:
+    def activation(self, field: str, default: str | None = None) -> spec.Activation:
         return self.one_of(field, ACTIVATIONS, default)
 
-    def depth(self, field: str, default: int) -> int:
+    def depth(self, field: str, default: int | None = None) -> int:
         """Return a number of layers, at most `MAX_LAYERS`."""
-        found = self(field, default)
+        found: int = self(field, default)
         if found > MAX_LAYERS:
             raise ConfigError([self.fault(field, f"= {found}: must be at most {MAX_LAYERS}")])
         return found
@@ -233,13 +238,13 @@ class Fields:
             raise ConfigError([self.fault("layer_types", f"= {shown(kinds)}: {what}")])
         return kinds
 
-    def special(self, vocab: int, **defaults: int | None) -> spec.Special:
+    def special(self, vocab: int, **start: int | None) -> spec.Special:
         """Return the special ids. The first of several that end a text is `eos`. A default of the family that is
-        outside a smaller vocabulary is dropped."""
+        outside a smaller vocabulary is dropped. `start`: there is a first id of a decoder, with this default."""
         found: dict[str, Any] = {}
-        for role in ("pad", "bos", "eos", *(("start",) if "start" in defaults else ())):
-            field, default = f"{'decoder_start' if role == 'start' else role}_token_id", defaults.get(role)
-            value = self._take(field)
+        for role in ("pad", "bos", "eos", *start):
+            field = f"{'decoder_start' if role == 'start' else role}_token_id"
+            default, value = start.get(role, self.default(field)), self._take(field)
             several = value if role == "eos" and isinstance(value, list) else [value]
             if not all(type(id) is int or id is None for id in several):
                 raise ConfigError([self.fault(field, f"= {shown(value)}: must be the id of a token")])
@@ -278,86 +283,6 @@ class Fields:
     def multi_label(self) -> bool:
         """True if a text may have any number of labels."""
         return self.head == "classifier" and self._data.get("problem_type") == MULTI_LABEL
-
-    def rotary(self, theta: float, fraction: float | None = None) -> spec.Rotary:
-        """Read rotary positions from `rope_parameters` or fields of older files, for a `fraction` of each head."""
-        old_theta, old_fraction = self("rope_theta", theta), self.fraction(fraction)
-        self.alias("rope_scaling", "rope_parameters")
-        inner = self.table("rope_parameters", self.maybe("rope_parameters", dict) or {})
-        return read_rotary(inner, old_theta, old_fraction, self.maybe("max_position_embeddings", int))
-
-    def fraction(self, usual: float | None) -> float | None:
-        """Return `partial_rotary_factor`; families without a default do not read it."""
-        if usual is not None:
-            return self("partial_rotary_factor", usual)
-        self.must("partial_rotary_factor", 1.0)
-        return None
-
-    def rotaries(
-        self, theta: float, near: float, full: str = "full_attention", local: str = "sliding_attention"
-    ) -> tuple[spec.Rotary, spec.Rotary]:
-        """Return rotary positions of full and of sliding-window layers; older files scale only the first."""
-        fields = self.maybe("rope_parameters", dict)
-        if fields is None or not {full, local} & fields.keys():
-            return self.rotary(theta), spec.Rotary(theta=near)
-        self.must("rope_scaling")
-        length, theta = self.maybe("max_position_embeddings", int), self("rope_theta", theta)
-        outer = self.table("rope_parameters", fields)
-        tables = (outer.table(kind, outer.maybe(kind, dict) or {}) for kind in (full, local))
-        first, second = (
-            read_rotary(table, base, None, length) for table, base in zip(tables, (theta, near), strict=True)
-        )
-        outer.close()
-        return first, second
-
-
-def write_rotary(rotary: spec.Rotary, key_width: int) -> dict[str, Any]:
-    """Return `rope_parameters`; NTK scaling is written as a larger theta."""
-    rotary = plain_theta(rotary, key_width)
-    found: dict[str, Any] = {"rope_theta": rotary.theta, "rope_type": "default"}
-    if rotary.fraction != 1:
-        found["partial_rotary_factor"] = rotary.fraction
-    match rotary.scaling:
-        case spec.LinearScaling(factor=factor):
-            found |= {"rope_type": "linear", "factor": factor}
-        case spec.YarnScaling() as yarn:
-            found |= {
-                "rope_type": "yarn",
-                "factor": yarn.factor,
-                "original_max_position_embeddings": yarn.original_length,
-                "beta_fast": yarn.beta_fast,
-                "beta_slow": yarn.beta_slow,
-            }
-            if not yarn.truncate:
-                found["truncate"] = False
-            if yarn.attention_factor is not None:
-                found["attention_factor"] = yarn.attention_factor
-        case spec.Llama3Scaling() as llama:
-            found |= {
-                "rope_type": "llama3",
-                "factor": llama.factor,
-                "original_max_position_embeddings": llama.original_length,
-                "low_freq_factor": llama.low_frequency,
-                "high_freq_factor": llama.high_frequency,
-            }
-        case spec.LongRopeScaling(factors=factors, attention_factor=tempered):
-            both = {"short_factor": list(factors), "long_factor": list(factors)}  # at every length
-            found |= {"rope_type": "longrope", **both, "attention_factor": tempered}
-    return found
-
-
-def plain_theta(rotary: spec.Rotary, key_width: int) -> spec.Rotary:
-    """Return equivalent positions without NTK scaling, by a larger theta."""
-    if not isinstance(rotary.scaling, spec.NTKScaling):
-        return rotary
-    width = rotary.rotated(key_width)
-    theta = rotary.theta * rotary.scaling.factor ** (width / (width - 2))
-    return rotary.model_copy(update={"theta": theta, "scaling": spec.NoScaling()})
-
-
-def length_of(rotary: spec.Rotary, usual: int) -> int:
-    """Return `max_position_embeddings`: from the scaling, if there is one, else the family's default."""
-    return rotary.trained_length or usual
 
 
 def name_of(activation: spec.Activation, first: str = "") -> str:

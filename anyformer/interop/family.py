@@ -2,7 +2,8 @@
 
 To add one, write `families/NAME.py` with a `Family` and name it in `families/__init__.py`:
 
-    read    the fields of a config.json to a `ModelConfig`; every field is read, or the import names it
+    read    the fields of a config.json to a `ModelConfig`; every field is read, or the import names it. Their defaults
+            are in transformers_fields.json, which tests/interop/make_transformers_fields.py writes
     write   a `ModelConfig` to fields, without checks: the result is read again, and the model fits the family only
             if both are the same model
     rules   the public tensors that make up each of ours (`weight_rules.py`)
@@ -172,18 +173,37 @@ def attention(block: spec.Block, side: spec.Side = "decoder") -> spec.Attention:
     return expect(block.mixer, spec.Attention, f"{side}.blocks.0.mixer")
 
 
+def stack_of(config: ModelConfig) -> spec.Stack:
+    """Return the stack of a model that has one."""
+    (stack,) = config.stacks.values()
+    return stack
+
+
+def with_stack(config: ModelConfig, layers: Sequence[spec.Block] | None = None, **changes: Any) -> ModelConfig:
+    """Return a model whose one stack has other layers, or other settings."""
+    ((side, stack),) = config.stacks.items()
+    tiles = {} if layers is None else tile_layers(layers)._asdict()
+    return config.model_copy(update={side: stack.model_copy(update=tiles | changes)})
+
+
+def map_blocks(config: ModelConfig, change: Callable[[spec.Block], spec.Block], **changes: Any) -> ModelConfig:
+    """Return a model whose one stack has changed blocks, and other settings."""
+    stack = stack_of(config)
+    return with_stack(
+        config, prefix=tuple(map(change, stack.prefix)), blocks=tuple(map(change, stack.blocks)), **changes
+    )
+
+
+def with_mixer(block: spec.Block, **changes: Any) -> spec.Block:
+    """Return a block with other settings of its attention."""
+    return block.model_copy(update={"mixer": attention(block).model_copy(update=changes)})
+
+
 class Tiles(NamedTuple):
     """Prefix and repeated blocks of a stack."""
 
     prefix: tuple[spec.Block, ...]
     blocks: tuple[spec.Block, ...]
-
-
-def map_blocks(config: ModelConfig, change: Callable[[spec.Block], spec.Block]) -> ModelConfig:
-    """Return a decoder with changed blocks."""
-    stack = expect(config.decoder, spec.Stack, "decoder")
-    blocks = {"prefix": tuple(map(change, stack.prefix)), "blocks": tuple(map(change, stack.blocks))}
-    return config.model_copy(update={"decoder": stack.model_copy(update=blocks)})
 
 
 def tile_layers(layers: Sequence[spec.Block]) -> Tiles:

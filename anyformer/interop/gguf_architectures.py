@@ -12,9 +12,9 @@ from typing import Any
 
 from anyformer.interop import gguf_rope
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.llama import FULL, NEAR
 from anyformer.interop.gguf_file import GgufFile
 from anyformer.interop.gguf_tensors import Change, Flipped, PlusOne, PublicTensor, RotaryPairs, Same
+from anyformer.interop.rotary_fields import FULL, NEAR
 from anyformer.interop.weight_files import StoredTensor
 
 Data = dict[str, Any]

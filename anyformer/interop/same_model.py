@@ -6,7 +6,7 @@ from typing import Any
 from anyformer import config as spec
 from anyformer.config import Fault, ModelConfig, pattern_across, pattern_of, position_of, tower_config
 from anyformer.config.parse import to_data
-from anyformer.interop.config_fields import plain_theta
+from anyformer.interop.rotary_fields import plain_theta
 
 TRAINING = re.compile(r"(.*\.)?(dropout|balance|rate|context|init(\..*)?|(source|target)\.pad)")
 

@@ -118,6 +118,20 @@ def pairs_to_halves(heads: int, width: int, rotated: int, first: int = 0) -> Ten
 
 
 @dataclass(frozen=True)
+class RotaryPairs:
+    """Rows of heads that are rotated as a whole: their pairs (2i, 2i + 1) become (i, i + k/2)."""
+
+    heads: int
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        (x,) = parts
+        return x.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+    def part(self, whole: Tensor) -> list[Tensor]:
+        return [whole.unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2)]
+
+
+@dataclass(frozen=True)
 class Reshaped:
     """The same values in another shape."""
 
@@ -184,9 +198,16 @@ def layer_rules(
 ) -> Iterator[Rule]:
     """Yield the rules of all layers, whose names are in a table; `conversions` are by the names of ours."""
     for i in range(depth):
-        for part, public in names.items():
-            parts = (f"{theirs}.{i}.{name}" for name in ((public,) if isinstance(public, str) else public))
-            yield Rule(f"{ours}.{i}.{part}", *parts, conversion=(conversions or {}).get(part))
+        yield from block_rules(f"{ours}.{i}", f"{theirs}.{i}", names, conversions)
+
+
+def block_rules(
+    ours: str, theirs: str, names: Names, conversions: Mapping[str, Conversion] | None = None
+) -> Iterator[Rule]:
+    """Yield the rules of one layer."""
+    for part, public in names.items():
+        parts = (f"{theirs}.{name}" for name in ((public,) if isinstance(public, str) else public))
+        yield Rule(f"{ours}.{part}", *parts, conversion=(conversions or {}).get(part))
 
 
 def split_names(pattern: str, parts: str = "qkv") -> tuple[str, ...]:

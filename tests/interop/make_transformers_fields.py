@@ -5,6 +5,8 @@ Run `python -m tests.interop.make_transformers_fields` after an upgrade of `tran
 - the config class of the family declares it, as a field or as an alias (`attribute_map`);
 - the code of the config class takes it out of the keyword arguments;
 - the code of the model, or code that every model shares, reads it from the config.
+
+Each has the default that the config class declares: a number, a name or a switch; null where it has none.
 """
 
 import ast
@@ -21,6 +23,7 @@ from transformers import cache_utils, masking_utils, modeling_rope_utils, modeli
 from anyformer.interop import transformers_fields
 from anyformer.interop.families import FAMILIES
 
+TOWERS = ("clip_text_model", "clip_vision_model")  # whose config.json are tables in that of a family
 SHARED = (cache_utils, masking_utils, modeling_utils, quantizers.auto)
 
 
@@ -32,15 +35,16 @@ def made() -> dict[str, Any]:
     common |= {name for module in SHARED for name in reads(inspect.getsource(module))}
     rope = reads(inspect.getsource(modeling_rope_utils)) | kwargs_of(inspect.getsource(modeling_rope_utils))
     found = {}
-    for kind in sorted(FAMILIES):
+    for kind in sorted((*FAMILIES, *TOWERS)):
         config = hf.CONFIG_MAPPING[kind]
         file = Path(inspect.getfile(config))
         model = file.with_name(file.name.replace("configuration", "modeling")).read_text(encoding="utf-8")
         fields = names(config) | set(config.attribute_map) | kwargs_of(file.read_text()) | reads(model)
         if "rope_parameters" in names(config):
             fields |= rope
+        given = defaults(config)
         found[kind] = {
-            "fields": sorted(fields - common - methods),
+            "fields": {name: given.get(name) for name in sorted((fields - common | given.keys()) - methods)},
             "aliases": dict(sorted(config.attribute_map.items())),
         }
     parameters = sorted(modeling_rope_utils.RopeParameters.__annotations__)
@@ -50,6 +54,13 @@ def made() -> dict[str, Any]:
 def names(config: Any) -> set[str]:
     """The fields that a config class declares."""
     return {field.name for field in dataclasses.fields(config)}
+
+
+def defaults(config: Any) -> dict[str, Any]:
+    """The defaults that a config class declares, without those that the code of the class computes."""
+    given = {field.name: field.default for field in dataclasses.fields(config)}
+    given = {name: given.get(other) for other, name in config.attribute_map.items()} | given
+    return {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
 
 
 def reads(source: str) -> set[str]:

@@ -11,7 +11,7 @@ from anyformer.config.io import override
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.interop import gguf_file, import_model
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.phi3 import PHI3
+from anyformer.interop.families.phi import PHI3
 from anyformer.interop.gguf_export import to_gguf
 from anyformer.interop.same_model import differences
 from anyformer.recipe import Bytes, LanguageModel

@@ -6,6 +6,7 @@ They differ in the placement of norms and in their positions.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor
 from anyformer import config as spec
 from anyformer.config import ConfigError, ModelConfig
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.block_fields import BlockFields, FieldNames
+from anyformer.interop.families.block_fields import BlockFields
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Reshaped, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Reshaped, Rule, layer_rules, split_names
 
 LENGTH = 1024  # default number of positions
 LABELS = 3  # default number of labels: BART was fine-tuned for inference
@@ -24,19 +25,12 @@ OFFSET = 2  # rows of a table of positions before the first
 
 
 @dataclass(frozen=True)
-class BartDefaults:
-    """Properties of a variant, and its defaults for fields missing in config.json."""
+class BartVariant:
+    """Properties of a variant."""
 
+    kind: str
     first: bool  # pre-norm, with a final norm
     positions: Literal["learned", "halves", "fairseq"] = "learned"
-    vocab: int = 50_265
-    activation: str = "gelu"
-    scaled: bool = False
-    attention_dropout: float = 0.0
-    pad: int = 1
-    bos: int | None = 0
-    eos: int = 2
-    start: int | None = None
     stored: bool = False  # sinusoidal positions are in the file
 
     @property
@@ -50,24 +44,38 @@ class BartDefaults:
         return self.positions != "fairseq"
 
 
-def read(defaults: BartDefaults, fields: Fields) -> ModelConfig:
+LAYER: dict[str, str | tuple[str, ...]] = {
+    "mixer.inner.qkv": split_names("self_attn.{}_proj"),
+    "mixer.inner.out": "self_attn.out_proj",
+    "cross.inner.q": "encoder_attn.q_proj",
+    "cross.inner.kv": split_names("encoder_attn.{}_proj", "kv"),
+    "cross.inner.out": "encoder_attn.out_proj",
+    "feedforward.inner.up": "fc1",
+    "feedforward.inner.down": "fc2",
+}
+for norm in ("norm_in", "norm_sum"):
+    LAYER |= {f"mixer.{norm}": "self_attn_layer_norm", f"cross.{norm}": "encoder_attn_layer_norm"}
+    LAYER[f"feedforward.{norm}"] = "final_layer_norm"
+
+
+def read(variant: BartVariant, fields: Fields) -> ModelConfig:
     fields.must("is_decoder", False)
     fields.must("tie_word_embeddings", True)
-    fields.must("add_final_layer_norm", defaults.first)
-    fields.must("normalize_before", defaults.first)
+    fields.must("add_final_layer_norm", variant.first)
+    fields.must("normalize_before", variant.first)
     fields.must("add_bias_logits", False)
-    fields.must("normalize_embedding", defaults.table)
-    fields.must("static_position_embeddings", not defaults.table)
+    fields.must("normalize_embedding", variant.table)
+    fields.must("static_position_embeddings", not variant.table)
     fields.silent("classif_dropout", "init_std", "encoder_layerdrop", "decoder_layerdrop")
     fields.silent("extra_pos_embeddings")
-    length, vocab = fields("max_position_embeddings", LENGTH), fields("vocab_size", defaults.vocab)
-    special = fields.special(vocab, pad=defaults.pad, bos=defaults.bos, eos=defaults.eos, start=defaults.start)
-    if defaults.positions == "halves":
+    length, vocab = fields("max_position_embeddings"), fields("vocab_size")
+    special = fields.special(vocab, start=fields.default("decoder_start_token_id"))
+    if variant.positions == "halves":
         fields.must("share_encoder_decoder_embeddings", True)
         fields.must("decoder_vocab_size", vocab)
     if special.pad is None:
         raise ConfigError([fields.fault("pad_token_id", "is missing")])
-    if defaults.positions == "fairseq" and special.start == special.pad:
+    if variant.positions == "fairseq" and special.start == special.pad:
         what = f"= {special.start} is pad_token_id: transformers gives a first token that is padding no position, "
         what += "and counts those after it differently with and without a cache; "
         what += f"set it to eos_token_id, {special.eos}, as published"
@@ -79,31 +87,31 @@ def read(defaults: BartDefaults, fields: Fields) -> ModelConfig:
     }
     tokens = spec.Tokens(
         vocab=vocab,
-        scale=spec.SqrtWidth() if fields("scale_embedding", defaults.scaled) else spec.Unscaled(),
-        norm=spec.LayerNorm() if defaults.table else spec.NoNorm(),
-        dropout=fields("dropout", 0.1),
+        scale=spec.SqrtWidth() if fields("scale_embedding") else spec.Unscaled(),
+        norm=spec.LayerNorm() if variant.table else spec.NoNorm(),
+        dropout=fields("dropout"),
         pad=special.pad,
     )
-    encoder, decoder = (_stack(defaults, fields, side, position[defaults.positions]) for side in ("encoder", "decoder"))
+    encoder, decoder = (_stack(variant, fields, side, position[variant.positions]) for side in ("encoder", "decoder"))
     return ModelConfig(
-        width=fields("d_model", 1024),
+        width=fields("d_model"),
         source=tokens,
         target=tokens,
         encoder=encoder,
         decoder=decoder,
-        head=_head(defaults, fields),
+        head=_head(variant, fields),
         tie="all" if fields.head == "lm" else "inputs",
         special=special,
-        context=None if defaults.table else length,
+        context=None if variant.table else length,
     )
 
 
-def _head(defaults: BartDefaults, fields: Fields) -> spec.Head:
+def _head(variant: BartVariant, fields: Fields) -> spec.Head:
     """Return the head, which reads the decoder: it is given the text of the encoder, one token later."""
     drop = fields("classifier_dropout", 0.0)
     match fields.head:
         case "lm":
-            return spec.LM(bias=defaults.shift and fields.has("final_logits_bias"))
+            return spec.LM(bias=variant.shift and fields.has("final_logits_bias"))
         case "classifier":
             through = spec.Transform(activation=spec.Tanh())
             return spec.Classifier(labels=len(fields.labels(LABELS)), pool="last", transform=through, dropout=drop)
@@ -113,43 +121,31 @@ def _head(defaults: BartDefaults, fields: Fields) -> spec.Head:
             return spec.NoHead()
 
 
-def side_names(side: spec.Side) -> FieldNames:
-    """Return the names of the fields of one of two stacks, as in fairseq."""
-    return FieldNames(
+def side_fields(kind: str, side: spec.Side) -> BlockFields:
+    """Return the fields of one of two stacks, as in fairseq."""
+    return BlockFields(
+        kind=kind,
         width="d_model",
         depth=f"{side}_layers",
         heads=f"{side}_attention_heads",
         ff=f"{side}_ffn_dim",
         activation="activation_function",
+        network_dropout="activation_dropout",
         eps=None,
         dropout="dropout",
     )
 
 
-def _blocks(defaults: BartDefaults, side: spec.Side) -> BlockFields:
-    return BlockFields(
-        names=side_names(side),
-        width=1024,
-        depth=12,
-        heads=16,
-        ff=4096,
-        activation=defaults.activation,
-        dropout=0.1,
-        attention_dropout=defaults.attention_dropout,
-    )
-
-
-def _stack(defaults: BartDefaults, fields: Fields, side: spec.Side, position: spec.Position) -> spec.Stack:
-    family, biased = _blocks(defaults, side), fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
-    network, placement = {"dropout": fields("activation_dropout", 0.0)}, "pre" if defaults.first else "post"
-    block = family.block(fields, bias=biased, feedforward=network, placement=placement)
+def _stack(variant: BartVariant, fields: Fields, side: spec.Side, position: spec.Position) -> spec.Stack:
+    family, biased = side_fields(variant.kind, side), fields.has("layers.0.self_attn.q_proj.bias")  # or they are zero
+    block = family.block(fields, bias=biased, placement="pre" if variant.first else "post")
     if side == "decoder":
         block = block.model_copy(update={"cross": block.mixer})
-    final = spec.LayerNorm() if defaults.first else spec.NoNorm()
+    final = spec.LayerNorm() if variant.first else spec.NoNorm()
     return spec.Stack(depth=family.read_depth(fields), blocks=(block,), position=position, final_norm=final)
 
 
-def write(defaults: BartDefaults, config: ModelConfig) -> dict[str, Any]:
+def write(variant: BartVariant, config: ModelConfig) -> dict[str, Any]:
     tokens = expect(config.source, spec.Tokens, "source")
     found: dict[str, Any] = {
         "vocab_size": tokens.rows,
@@ -160,21 +156,20 @@ def write(defaults: BartDefaults, config: ModelConfig) -> dict[str, Any]:
     for side, stack in config.stacks.items():
         length = (
             expect(stack.position, spec.Learned, f"{side}.position").length
-            if defaults.table
+            if variant.table
             else config.context or LENGTH
         )
-        network = expect(stack.blocks[0].feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
-        found |= _blocks(defaults, side).written(stack, config.width, side)
-        found |= {"max_position_embeddings": length, "activation_dropout": network.dropout}
+        found |= side_fields(variant.kind, side).written(stack, config.width, side)
+        found["max_position_embeddings"] = length
     return found
 
 
-def rules(defaults: BartDefaults, config: ModelConfig) -> Iterator[AnyRule]:
+def rules(variant: BartVariant, config: ModelConfig) -> Iterator[AnyRule]:
     yield Rule("source.table", "model.shared")
     yield from _side(config, "encoder", "source")
     yield from _side(config, "decoder", "target")
     for side in ("encoder", "decoder"):
-        if defaults.stored or (defaults.positions == "halves" and isinstance(config.head, spec.NoHead)):  # MarianModel
+        if variant.stored or (variant.positions == "halves" and isinstance(config.head, spec.NoHead)):  # MarianModel
             yield ConstantTensor(
                 f"model.{side}.embed_positions.weight", (config.context or LENGTH, config.width), _waves
             )
@@ -188,7 +183,7 @@ def rules(defaults: BartDefaults, config: ModelConfig) -> Iterator[AnyRule]:
     shape = (1, config.vocab)
     if config.head.bias:
         yield Rule("head.bias", "final_logits_bias", conversion=Reshaped(ours=(config.vocab,), theirs=shape))
-    elif defaults.shift:
+    elif variant.shift:
         yield ConstantTensor("final_logits_bias", shape)
 
 
@@ -204,58 +199,38 @@ def _side(config: ModelConfig, side: spec.Side, read: str) -> Iterator[AnyRule]:
     body = f"model.{side}"
     yield Rule(f"{side}.embedder.tables.positions", f"{body}.embed_positions.weight")
     yield Rule(f"{read}.norm", f"{body}.layernorm_embedding")
-    for i in range(config.stacks[side].depth):
-        ours, theirs = f"{side}.blocks.{i}", f"{body}.layers.{i}"
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{theirs}.self_attn.{part}_proj" for part in "qkv"))
-        yield Rule(f"{ours}.mixer.inner.out", f"{theirs}.self_attn.out_proj")
-        yield Rule(f"{ours}.cross.inner.q", f"{theirs}.encoder_attn.q_proj")
-        yield Rule(f"{ours}.cross.inner.kv", *(f"{theirs}.encoder_attn.{part}_proj" for part in "kv"))
-        yield Rule(f"{ours}.cross.inner.out", f"{theirs}.encoder_attn.out_proj")
-        if not attention(config.stacks[side].blocks[0], side).bias:
-            for kind in ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]:
-                for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                    yield ConstantTensor(f"{theirs}.{kind}.{part}.bias", (config.width,))
-        yield Rule(f"{ours}.feedforward.inner.up", f"{theirs}.fc1")
-        yield Rule(f"{ours}.feedforward.inner.down", f"{theirs}.fc2")
-        for norm in ("norm_in", "norm_sum"):
-            yield Rule(f"{ours}.mixer.{norm}", f"{theirs}.self_attn_layer_norm")
-            yield Rule(f"{ours}.cross.{norm}", f"{theirs}.encoder_attn_layer_norm")
-            yield Rule(f"{ours}.feedforward.{norm}", f"{theirs}.final_layer_norm")
+    yield from layer_rules(f"{side}.blocks", f"{body}.layers", config.stacks[side].depth, LAYER)
+    if not attention(config.stacks[side].blocks[0], side).bias:
+        mixers = ("self_attn", "encoder_attn")[: 1 + (side == "decoder")]
+        parts = ("q_proj", "k_proj", "v_proj", "out_proj")
+        for i, mixer, part in product(range(config.stacks[side].depth), mixers, parts):
+            yield ConstantTensor(f"{body}.layers.{i}.{mixer}.{part}.bias", (config.width,))
     yield Rule(f"{side}.final_norm", f"{body}.layer_norm")
 
 
-def _family(kind: str, heads: dict[str, str], defaults: BartDefaults, text: Framing) -> Family:
+def _family(variant: BartVariant, text: Framing, heads: dict[str, str]) -> Family:
+    waves = variant.positions != "learned" and not variant.stored
     return Family(
-        kind=kind,
+        kind=variant.kind,
         shape="encoder-decoder",
         heads=heads,
         text=text,
         prefix="model.",
-        buffers=()
-        if defaults.table or defaults.stored
-        else (r"model\.(en|de)coder\.embed_positions\.weights?",),  # waves
-        read=partial(read, defaults),
-        write=partial(write, defaults),
-        rules=partial(rules, defaults),
+        buffers=(r"model\.(en|de)coder\.embed_positions\.weights?",) if waves else (),
+        read=partial(read, variant),
+        write=partial(write, variant),
+        rules=partial(rules, variant),
     )
 
 
+def _heads(title: str, written: str = "ForConditionalGeneration", **more: str) -> dict[str, str]:
+    return {f"{title}{written}": "lm", **more, f"{title}Model": "body"}
+
+
 FRAMED, ENDED = Framing(before=("bos",), after=("eos",)), Framing(after=("eos",))
-HEADS = {
-    "BartForConditionalGeneration": "lm",
-    "BartForSequenceClassification": "classifier",
-    "BartForQuestionAnswering": "span",
-    "BartModel": "body",
-}
-BART = _family("bart", HEADS, BartDefaults(first=False, start=2), FRAMED)
-MBART = _family(
-    "mbart", {"MBartForConditionalGeneration": "lm", "MBartModel": "body"}, BartDefaults(first=True), FRAMED
-)
-OPUS = BartDefaults(first=False, positions="halves", vocab=58_101, pad=58_100, bos=None, eos=0, start=58_100)
-MARIAN = _family("marian", {"MarianMTModel": "lm", "MarianModel": "body"}, OPUS, ENDED)
-GAPPED = BartDefaults(first=True, positions="halves", pad=0, bos=None, eos=1, start=0, stored=True)
-PEGASUS = _family("pegasus", {"PegasusForConditionalGeneration": "lm", "PegasusModel": "body"}, GAPPED, ENDED)
-MANY = BartDefaults(
-    first=True, positions="fairseq", vocab=128_112, activation="relu", scaled=True, attention_dropout=0.1, start=2
-)
-M2M100 = _family("m2m_100", {"M2M100ForConditionalGeneration": "lm", "M2M100Model": "body"}, MANY, ENDED)
+LABELLED = {"BartForSequenceClassification": "classifier", "BartForQuestionAnswering": "span"}
+BART = _family(BartVariant("bart", first=False), FRAMED, _heads("Bart", **LABELLED))
+MBART = _family(BartVariant("mbart", first=True), FRAMED, _heads("MBart"))
+MARIAN = _family(BartVariant("marian", first=False, positions="halves"), ENDED, _heads("Marian", "MTModel"))
+PEGASUS = _family(BartVariant("pegasus", first=True, positions="halves", stored=True), ENDED, _heads("Pegasus"))
+M2M100 = _family(BartVariant("m2m_100", first=True, positions="fairseq"), ENDED, _heads("M2M100"))

@@ -1,7 +1,7 @@
 """Command R (Cohere 2024): sublayers side by side after one norm, rotary pairs of neighbours, scaled logits."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,34 +11,26 @@ from anyformer.config import LM, Gated, LayerNorm, ModelConfig, NoNorm, Parallel
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
-from anyformer.interop.family import Framing, attention
+from anyformer.interop.family import Framing, attention, stack_of
+from anyformer.interop.rotary_fields import read_rotary
 from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, pairs_to_halves
 
 FIELDS = DecoderFields(
-    names=replace(llama.NAMES, eps="layer_norm_eps"),
+    kind="cohere",
+    kv_heads="num_key_value_heads",
+    key_width="head_dim",
+    bias="attention_bias",
     network=Gated,
     norm_options={"bias": False},
-    vocab=256_000,
-    width=8192,
-    depth=40,
-    heads=64,
-    ff=22_528,
-    activation="silu",
-    length=8192,
-    tied=True,
-    pad=0,
-    bos=5,
-    eos=255_001,
 )
 LAYER = {"norm_in": "input_layernorm", **llama.ATTENTION, **llama.GATED}
 
 
 def read(fields: Fields) -> ModelConfig:
-    norm, normed = FIELDS.normed(fields), fields("use_qk_norm", False)
+    norm, normed = FIELDS.normed(fields), fields("use_qk_norm")
     mixer = {"qk_norm": norm if normed else NoNorm(), "qk_norm_over": "each_head" if normed else "head"}
-    bias, order = fields("attention_bias", False), Parallel(shared_norm=True)
-    block, scale = FIELDS.block(fields, bias=bias, mixer=mixer, order=order), fields("logit_scale", 0.0625)
-    position = fields.rotary(500_000.0)
+    block, scale = FIELDS.block(fields, mixer=mixer, order=Parallel(shared_norm=True)), fields("logit_scale")
+    position = read_rotary(fields, 500_000.0)
     if scale <= 0:
         fields.refuse("logit_scale", f"= {scale}: must be above 0")
     head = LM(scale=Unscaled() if scale == 1 else Times(value=scale))
@@ -51,7 +43,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
         **parts.fields(),
         **parts.rotary_fields(),
         "logit_scale": factor(config.head.scale, config.width) if isinstance(config.head, LM) else 1.0,
-        "attention_bias": parts.mixer.bias,
         "use_qk_norm": isinstance(parts.mixer.qk_norm, LayerNorm),
     }
 
@@ -71,12 +62,12 @@ class _HeadScales:
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    assert config.decoder
-    mixer = attention(config.decoder.blocks[0])
+    stack = stack_of(config)
+    mixer = attention(stack.blocks[0])
     key = mixer.widths(config.width)[0]
     orders = {"q": pairs_to_halves(mixer.heads, key, key), "k": pairs_to_halves(mixer.groups, key, key)}
     qkv = Reordered.parts(orders["q"], orders["k"], torch.arange(mixer.groups * key))
-    for i in range(config.decoder.depth):
+    for i in range(stack.depth):
         for name, order in orders.items():
             ours, theirs = f"decoder.blocks.{i}.mixer.inner.{name}_norm", f"model.layers.{i}.self_attn.{name}_norm"
             yield Rule(ours, theirs, conversion=_HeadScales(order, key))

@@ -6,40 +6,26 @@ from typing import Any
 
 from anyformer import config as spec
 from anyformer.config import Attention, Block, Gated, ModelConfig, Plain, RMSNorm, Rotary, position_of
-from anyformer.interop.config_fields import Fields, length_of, write_rotary
-from anyformer.interop.families.block_fields import BlockFields, FieldNames
-from anyformer.interop.family import PLAIN, Family, Framing, attention, expect, tile_layers
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.block_fields import BlockFields
+from anyformer.interop.family import PLAIN, Family, Framing, attention, expect, stack_of, tile_layers
+from anyformer.interop.rotary_fields import write_rotary
 from anyformer.interop.weight_rules import Alias, AnyRule, Conversion, Names, Rule, layer_rules
 
 PLAIN_HEAD = spec.LM()
 BUFFERS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
-GPT_NAMES = FieldNames(
-    width="n_embd",
-    depth="n_layer",
-    heads="n_head",
-    ff="n_inner",
-    activation="activation_function",
-    eps="layer_norm_epsilon",
-    attention_dropout="attn_pdrop",
-    embedding_dropout="embd_pdrop",
-    dropout="resid_pdrop",
-    context=None,
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DecoderFields(BlockFields):
-    """The fields that decoders have in common, with the defaults of a family: `block` and `decoder` read them, and
-    `DecoderParts.fields` writes them."""
+    """The fields that decoders have in common: `block` and `decoder` read them, and `DecoderParts.fields` writes
+    them."""
 
-    vocab: int
-    length: int = 2048  # of the longest text
-    tied: bool = False
-    pad: int | None = None
-    bos: int | None = None
-    eos: int | None = None
+    @property
+    def length(self) -> int:
+        """The default length of the longest text."""
+        found: int = self.default(self.context)
+        return found
 
     def decoder(
         self,
@@ -51,22 +37,21 @@ class DecoderFields(BlockFields):
         head: spec.LM = PLAIN_HEAD,
     ) -> ModelConfig:
         """Return a decoder of these layers, or of one for all; its final norm is that of its blocks."""
-        names = self.names
         if isinstance(layers, Block):
             layers = [layers] * self.read_depth(fields)
-        drop = fields(names.embedding_dropout, self.dropout) if names.embedding_dropout else 0.0
-        vocab, tied = fields("vocab_size", self.vocab), fields("tie_word_embeddings", self.tied)
+        drop = fields(self.embedding_dropout) if self.embedding_dropout else 0.0
+        vocab, tied = fields("vocab_size"), fields("tie_word_embeddings")
         prefix, blocks = tile_layers(layers)
         return ModelConfig(
-            width=fields(names.width, self.width),
+            width=fields(self.width),
             target=spec.Tokens(vocab=vocab, dropout=drop, **(tokens or {})),
             decoder=spec.Stack(
                 depth=len(layers), prefix=prefix, blocks=blocks, position=position, final_norm=layers[0].norm
             ),
             head=head if fields.head == "lm" else spec.NoHead(),
             tie="output" if tied and fields.head == "lm" else "none",
-            special=fields.special(vocab, pad=self.pad, bos=self.bos, eos=self.eos),
-            context=None if names.context is None else fields.maybe(names.context, int),
+            special=fields.special(vocab),
+            context=None if self.context is None else fields.maybe(self.context, int),
         )
 
     def eps_of(self, norm: spec.Norm, path: str) -> float:
@@ -75,7 +60,7 @@ class DecoderFields(BlockFields):
 
     def parts(self, config: ModelConfig) -> "DecoderParts":
         """Return the parts of a decoder, by its first layer; raise where one is of another kind."""
-        stack = expect(config.decoder, spec.Stack, "decoder")
+        stack = stack_of(config)
         block = stack.unrolled()[0]
         network = expect(block.feedforward, self.network, "decoder.blocks.0.feedforward")
         tokens = expect(config.target, spec.Tokens, "target")
@@ -109,12 +94,9 @@ class DecoderParts:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that `DecoderFields` reads."""
-        names = self.family.names
-        found = {
-            "vocab_size": self.tokens.rows,
-            "tie_word_embeddings": self.config.tie == "output",
-            **({names.embedding_dropout: self.tokens.dropout} if names.embedding_dropout else {}),
-        }
+        found: dict[str, Any] = {"vocab_size": self.tokens.rows, "tie_word_embeddings": self.config.tie == "output"}
+        if self.family.embedding_dropout:
+            found[self.family.embedding_dropout] = self.tokens.dropout
         return found | self.family.written(self.stack, self.config.width, "decoder", self.block)
 
     def rotary_fields(self, rotary: Rotary | None = None, *, fraction: bool = False) -> dict[str, Any]:
@@ -122,7 +104,7 @@ class DecoderParts:
         rotary = rotary or self.rotary
         parameters = write_rotary(rotary, self.key)
         return {
-            "max_position_embeddings": self.config.context or length_of(rotary, self.family.length),
+            "max_position_embeddings": self.config.context or rotary.trained_length or self.family.length,
             "rope_parameters": parameters | ({"partial_rotary_factor": rotary.fraction} if fraction else {}),
         }
 
@@ -152,11 +134,10 @@ def decoder_rules(
     **ends: str,
 ) -> Iterator[AnyRule]:
     """Yield the rules of a decoder with these names in its `layers`; `positions` is a table of them."""
-    assert config.decoder
     yield from end_rules(config, **ends)
     if positions:
         yield Rule("decoder.embedder.tables.positions", positions)
-    yield from layer_rules("decoder.blocks", layers, config.decoder.depth, names, conversions)
+    yield from layer_rules("decoder.blocks", layers, stack_of(config).depth, names, conversions)
 
 
 def end_rules(

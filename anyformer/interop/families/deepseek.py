@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,21 +9,17 @@ import torch
 
 from anyformer import config as spec
 from anyformer.config import ModelConfig
-from anyformer.interop.config_fields import Fields, name_of, write_rotary
+from anyformer.interop.config_fields import Fields, name_of
 from anyformer.interop.families import llama
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
-from anyformer.interop.family import Family, attention, expect, map_blocks
-from anyformer.interop.rotary_fields import temperature
-from anyformer.interop.weight_rules import AnyRule, Reordered, Rule, Stacked, pairs_to_halves
+from anyformer.interop.families.llama_experts import network_rules
+from anyformer.interop.family import Family, attention, expect, map_blocks, stack_of
+from anyformer.interop.rotary_fields import read_rotary, temperature, write_rotary
+from anyformer.interop.weight_rules import AnyRule, Reordered, pairs_to_halves
 
-NAMES = replace(llama.NAMES, kv_heads=None, key_width=None)
-V2 = llama.LlamaDefaults(names=NAMES, vocab=102_400, length=2048, bos=1, eos=2)
 FIELDS = {  # by version
-    2: V2,
-    3: replace(V2, vocab=129_280, width=7168, ff=18_432, depth=61, heads=128, length=4096, bos=0, eos=1),
+    version: llama.LlamaFields(kind=f"deepseek_v{version}", kv_heads=None, key_width=None) for version in (2, 3)
 }
-WIDTHS = {2: 1407, 3: 2048}  # of an expert, by version
-EXPERTS = {2: (64, 6, 2, 0), 3: (256, 8, 1, 3)}  # experts, chosen, shared; layers without
 
 
 def read(version: int, fields: Fields) -> ModelConfig:
@@ -32,8 +27,8 @@ def read(version: int, fields: Fields) -> ModelConfig:
         fields.must(field, value)
     fields.silent("output_router_logits", "num_nextn_predict_layers")
     family = FIELDS[version]
-    fields.must("num_key_value_heads", fields("num_attention_heads", family.heads))
-    position = fields.rotary(10_000.0)
+    fields.must("num_key_value_heads", fields("num_attention_heads"))
+    position = read_rotary(fields, family.theta)
     bias, mixer = _attention(fields, _temperature(fields, position))
     block, depth = family.block(fields, bias=bias, mixer=mixer), family.read_depth(fields)
     bare, mixture = _experts(version, fields, expect(block.feedforward, spec.Gated, "feedforward"))
@@ -51,17 +46,17 @@ def _temperature(fields: Fields, position: spec.Rotary) -> float:
 
 def _attention(fields: Fields, tempered: float) -> tuple[bool, dict[str, Any]]:
     """Return whether attention has biases, and its other options."""
-    content, rotated = fields("qk_nope_head_dim", 128), fields("qk_rope_head_dim", 64)
-    rank, key = fields.nullable("q_lora_rank", 1536), content + rotated
+    content, rotated = fields("qk_nope_head_dim"), fields("qk_rope_head_dim")
+    rank, key = fields.nullable("q_lora_rank", int), content + rotated
     fields.must("head_dim", rotated)
     fields.must("qk_head_dim", key)
     if rank is None:
         fields.must("attention_bias", False)  # then queries have none, and the others do
     scale: spec.Scale = spec.InvSqrtKey() if tempered == 1 else spec.Times(value=key**-0.5 * tempered)
-    norm, compressed = spec.RMSNorm(eps=1e-6), fields("kv_lora_rank", 512)
-    return fields("attention_bias", False), {
+    norm, compressed = spec.RMSNorm(eps=1e-6), fields("kv_lora_rank")
+    return fields("attention_bias"), {
         "key_width": key,
-        "value_width": fields("v_head_dim", 128),
+        "value_width": fields("v_head_dim"),
         "compress": spec.Latent(rank=compressed, rotary_width=rotated, query_rank=rank, norm=norm),
         "scale": scale,
     }
@@ -69,36 +64,33 @@ def _attention(fields: Fields, tempered: float) -> tuple[bool, dict[str, Any]]:
 
 def _experts(version: int, fields: Fields, dense: spec.Gated) -> tuple[int, spec.Experts]:
     """Return the number of first layers without experts, and the experts of the others."""
-    count, top, shared, bare = EXPERTS[version]
-    scale = fields("routed_scaling_factor", 1.0 if version == 2 else 2.5)
-    groups, top_groups = fields("n_group", 1 if version == 2 else 8), fields("topk_group", 1 if version == 2 else 4)
+    scale = fields("routed_scaling_factor")
+    groups, top_groups = (fields(name, fields.default(name) or 1) for name in ("n_group", "topk_group"))
     router: spec.Router
     if version == 3:
-        normal = fields("norm_topk_prob", True)
+        normal = fields("norm_topk_prob")
         router = spec.SigmoidTopK(normalize=normal, scale=scale, groups=groups, top_groups=top_groups)
     else:
         fields.must("norm_topk_prob", False)  # `transformers` never normalises
         if not fields.one_of("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy"):
             groups, top_groups = 1, 1
         router = spec.SoftmaxTopK(normalize=False, scale=scale, groups=groups, top_groups=top_groups)
-    width = fields("moe_intermediate_size", WIDTHS[version])
-    return fields("first_k_dense_replace", bare, least=0), spec.Experts(
-        count=fields("n_routed_experts", count),
-        top_k=fields("num_experts_per_tok", top),
+    return fields("first_k_dense_replace", least=0), spec.Experts(
+        count=fields("n_routed_experts"),
+        top_k=fields("num_experts_per_tok", fields.default("num_experts_per_tok") or 6),
         router=router,
-        expert=dense.model_copy(update={"width": width}),
-        shared=fields("n_shared_experts", shared),
+        expert=dense.model_copy(update={"width": fields("moe_intermediate_size")}),
+        shared=fields("n_shared_experts"),
     )
 
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
-    stack = expect(config.decoder, spec.Stack, "decoder")
-    networks = [layer.feedforward for layer in stack.unrolled()]
+    networks = [layer.feedforward for layer in stack_of(config).unrolled()]
     experts = expect(
         next((n for n in networks if isinstance(n, spec.Experts)), None), spec.Experts, "decoder.blocks.0.feedforward"
     )
     dense = next((n for n in networks if isinstance(n, spec.Gated)), None)
-    network = dense or experts.expert.model_copy(update={"width": FIELDS[version].ff})
+    network = dense or experts.expert.model_copy(update={"width": FIELDS[version].default("intermediate_size")})
     parts = FIELDS[version].parts(map_blocks(config, lambda block: block.model_copy(update={"feedforward": network})))
     mixer, rotary, (key, value) = parts.mixer, parts.rotary, parts.mixer.widths(config.width)
     chooses: type[spec.SoftmaxTopK | spec.SigmoidTopK] = spec.SoftmaxTopK if version == 2 else spec.SigmoidTopK
@@ -143,8 +135,8 @@ def _weight(mixer: spec.Attention, rotary: spec.Rotary, key: int) -> dict[str, f
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    assert config.decoder
-    mixer = attention(config.decoder.blocks[0])
+    stack = stack_of(config)
+    mixer = attention(stack.blocks[0])
     latent, (key, value) = mixer.compress, mixer.widths(config.width)
     if not isinstance(latent, spec.Latent):
         return
@@ -167,23 +159,9 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
     }
     conversions = {f"{inner}.down": down, f"{inner}.query_up": Reordered.parts(queries), f"{inner}.up": up}
     yield from decoder_rules("model.layers", names, config, conversions=conversions)
-    for i, block in enumerate(config.decoder.unrolled()):
+    for i, block in enumerate(stack.unrolled()):
         ours, theirs = f"decoder.blocks.{i}.feedforward.inner", f"model.layers.{i}.mlp"
-        yield from _network(ours, theirs, block, config.width)
-
-
-def _network(ours: str, theirs: str, block: spec.Block, width: int) -> Iterator[Rule]:
-    network = block.feedforward
-    if not isinstance(network, spec.Experts):
-        yield from llama.gated_rules(ours, theirs)
-        return
-    inner, each = network.expert.hidden(width), [f"{theirs}.experts.{n}" for n in range(network.count)]
-    yield Rule(f"{ours}.router.linear", f"{theirs}.gate")
-    yield Rule(f"{ours}.router.bias", f"{theirs}.gate.e_score_correction_bias")
-    up = [f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up")]
-    yield Rule(f"{ours}.up.weight", *up, conversion=Stacked((inner, inner)))
-    yield Rule(f"{ours}.down.weight", *(f"{expert}.down_proj.weight" for expert in each), conversion=Stacked((width,)))
-    yield from llama.gated_rules(f"{ours}.shared", f"{theirs}.shared_experts")
+        yield from network_rules(ours, theirs, block.feedforward, config.width, shared="shared_experts")
 
 
 def _family(version: int) -> Family:

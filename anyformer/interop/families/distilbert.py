@@ -7,13 +7,14 @@ from anyformer import config as spec
 from anyformer.config import ModelConfig
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import bert
-from anyformer.interop.families.block_fields import BlockFields, FieldNames
-from anyformer.interop.families.encoder_parts import HeadNames, encoder_family, read_span
-from anyformer.interop.family import expect
+from anyformer.interop.families.block_fields import BlockFields
+from anyformer.interop.families.encoder_parts import HeadNames, encoder_family, read_head
+from anyformer.interop.family import expect, stack_of
 from anyformer.interop.weight_rules import AnyRule, layer_rules, split_names
 
 NORM = spec.LayerNorm(eps=1e-12)
-NAMES = FieldNames(
+FIELDS = BlockFields(
+    kind="distilbert",
     width="dim",
     depth="n_layers",
     heads="n_heads",
@@ -21,9 +22,7 @@ NAMES = FieldNames(
     activation="activation",
     eps=None,
     dropout="dropout",
-)
-FIELDS = BlockFields(
-    names=NAMES, norm_options={"eps": 1e-12}, width=768, depth=6, heads=12, ff=3072, activation="gelu", dropout=0.1
+    norm_options={"eps": 1e-12},
 )
 LAYER = {
     "mixer.inner.qkv": split_names("attention.{}_lin"),
@@ -46,16 +45,16 @@ HEADS = HeadNames(
 def read(fields: Fields) -> ModelConfig:
     fields.must("tie_word_embeddings", True)
     fields.silent("sinusoidal_pos_embds", "tie_weights_")  # positions are in the file, however they began
-    block, vocab = FIELDS.block(fields, bias=True, placement="post"), fields("vocab_size", 30_522)
-    special, drop = fields.special(vocab, pad=0), block.dropout
+    block, vocab = FIELDS.block(fields, bias=True, placement="post"), fields("vocab_size")
+    special, drop = fields.special(vocab), block.dropout
     act = expect(block.feedforward, spec.Plain, "feedforward").activation
     return ModelConfig(
-        width=fields("dim", FIELDS.width),
+        width=fields(FIELDS.width),
         source=spec.Tokens(vocab=vocab, norm=NORM, dropout=drop, pad=special.pad),
         encoder=spec.Stack(
             depth=FIELDS.read_depth(fields),
             blocks=(block,),
-            position=spec.Learned(length=fields("max_position_embeddings", 512)),
+            position=spec.Learned(length=fields("max_position_embeddings")),
         ),
         head=_head(fields, act, drop),
         tie="output" if fields.head == "masked_lm" else "none",
@@ -64,23 +63,18 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _head(fields: Fields, act: spec.Activation, dropout: float) -> spec.Head:
-    labelled, answered = fields("seq_classif_dropout", 0.2), fields("qa_dropout", 0.1)
-    match fields.head:
-        case "masked_lm":
-            return spec.MaskedLM(transform=spec.Transform(activation=act, norm=NORM))
-        case "token_labels":
-            return spec.TokenLabels(labels=len(fields.labels()), dropout=dropout)
-        case "span":
-            return read_span(fields).model_copy(update={"dropout": answered})
-        case "classifier":
-            through = spec.Transform(activation=spec.Relu())
-            return spec.Classifier(labels=len(fields.labels()), pool="first", transform=through, dropout=labelled)
-        case _:
-            return spec.NoHead()
+    return read_head(
+        fields,
+        spec.MaskedLM(transform=spec.Transform(activation=act, norm=NORM)),
+        spec.NoHead(),
+        text={"transform": spec.Transform(activation=spec.Relu()), "dropout": fields("seq_classif_dropout")},
+        tokens={"dropout": dropout},
+        span={"dropout": fields("qa_dropout")},
+    )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack, tokens = expect(config.encoder, spec.Stack, "encoder"), expect(config.source, spec.Tokens, "source")
+    stack, tokens = stack_of(config), expect(config.source, spec.Tokens, "source")
     return FIELDS.written(stack, config.width, "encoder") | {
         "vocab_size": tokens.rows,
         "max_position_embeddings": expect(stack.position, spec.Learned, "encoder.position").length,
@@ -90,9 +84,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
-    assert config.encoder
     yield from bert.embedding_rules("distilbert.embeddings", "")
-    yield from layer_rules("encoder.blocks", "distilbert.transformer.layer", config.encoder.depth, LAYER)
+    yield from layer_rules("encoder.blocks", "distilbert.transformer.layer", stack_of(config).depth, LAYER)
     yield from HEADS.rules(config)
 
 

@@ -1,10 +1,10 @@
 """Parts that the encoders share: classes by head, and the rules of layers and heads under the names of a family."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.config import Classifier, MaskedLM, ModelConfig, SpanBounds
+from anyformer.config import Classifier, Head, MaskedLM, ModelConfig, SpanBounds, TokenLabels
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.family import Family, Framing
 from anyformer.interop.weight_rules import Alias, AnyRule, Rule
@@ -21,11 +21,29 @@ def classes(title: str) -> dict[str, str]:
     }
 
 
-def read_span(fields: Fields) -> SpanBounds:
-    """Return the head of a class for question answering, which has two labels: first and last token."""
-    if (count := len(fields.labels())) != 2:
-        fields.refuse("id2label", f"has {count} labels: question answering has two")
-    return SpanBounds()
+def read_head(
+    fields: Fields,
+    masked_lm: MaskedLM,
+    body: Head,
+    *,
+    text: Mapping[str, Any],
+    tokens: Mapping[str, Any],
+    span: Mapping[str, Any] | None = None,
+) -> Head:
+    """Return the head of a class: a given one, or labels of a text, of tokens, or a span, with these options."""
+    match fields.head:
+        case "masked_lm":
+            return masked_lm
+        case "token_labels":
+            return TokenLabels(labels=len(fields.labels()), **tokens)
+        case "classifier":
+            return Classifier(**{"labels": len(fields.labels()), "pool": "first", **text})
+        case "span":  # first and last token
+            if (count := len(fields.labels())) != 2:
+                fields.refuse("id2label", f"has {count} labels: question answering has two")
+            return SpanBounds(**(span or {}))
+        case _:
+            return body
 
 
 def encoder_family(

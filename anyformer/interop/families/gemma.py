@@ -6,34 +6,19 @@ from functools import partial
 from typing import Any
 
 from anyformer import config as spec
-from anyformer.config import ModelConfig, pattern_of, position_of
-from anyformer.interop.config_fields import Fields, write_rotary
+from anyformer.config import ModelConfig
+from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import llama
+from anyformer.interop.families.block_fields import LayerKinds, sliding
 from anyformer.interop.families.decoder_frame import decoder_family, decoder_rules
-from anyformer.interop.families.llama import FULL, NEAR
-from anyformer.interop.family import Family, Framing, attention, expect
+from anyformer.interop.family import Family, Framing, with_mixer
+from anyformer.interop.rotary_fields import FULL, NEAR, read_rotaries, read_rotary, write_rotaries
+from anyformer.interop.weight_rules import Names
 
-TANH = "gelu_pytorch_tanh"
-SECOND = llama.LlamaDefaults(
-    names=replace(llama.NAMES, activation="hidden_activation"),
-    norm_options={"offset": 1.0, "cast": "after_scale"},
-    vocab=256_000,
-    width=2304,
-    depth=26,
-    heads=8,
-    kv_heads=4,
-    key_width=256,
-    ff=9216,
-    activation=TANH,
-    length=8192,
-    tied=True,
-    pad=0,
-    bos=2,
-    eos=1,
-)
-SIZES = replace(SECOND, names=llama.NAMES, width=3072, depth=28, heads=16, kv_heads=16, ff=24_576)
-FIELDS = {1: SIZES, 2: SECOND, 3: replace(SECOND, vocab=262_208, length=131_072)}  # by version
-LAYER = {
+FIRST = llama.LlamaFields(kind="gemma", bias="attention_bias", norm_options={"offset": 1.0, "cast": "after_scale"})
+SECOND = replace(FIRST, kind="gemma2", activation="hidden_activation")
+FIELDS = {1: FIRST, 2: SECOND, 3: replace(SECOND, kind="gemma3_text")}  # by version
+LAYER: Names = {
     **llama.ATTENTION,
     **llama.NORMS,
     **llama.GATED,
@@ -49,31 +34,27 @@ def read(version: int, fields: Fields) -> ModelConfig:
     if version == 3:
         fields.must("attn_logit_softcapping", None)  # `transformers` reads it and does nothing
     family = FIELDS[version]
-    activation, norm, key = _activation(version, fields), family.normed(fields), fields("head_dim", 256)
-    scale = fields("query_pre_attn_scalar", 256) if version > 1 else key
+    key, norm = fields("head_dim"), family.normed(fields)
+    scale = fields("query_pre_attn_scalar") if version > 1 else key
     mixer = {
         "qk_norm": norm if version == 3 else spec.NoNorm(),
         "scale": spec.InvSqrtKey() if scale == key else spec.Times(value=scale**-0.5),
-        "cap": _cap(fields, "attn_logit_softcapping", version, 50.0) if version == 2 else None,
+        "cap": fields.nullable("attn_logit_softcapping", float) if version == 2 else None,
     }
     block = family.block(
         fields,
-        bias=fields("attention_bias", False),
         mixer=mixer,
-        feedforward={"activation": activation},
+        feedforward={"activation": _activation(fields)} if version == 1 else {},
         placement="pre" if version == 1 else "sandwich",
     )
-    mixers, position = _layers(version, fields, attention(block), family.read_depth(fields))
-    layers = [block.model_copy(update={"mixer": mixer}) for mixer in mixers]
-    cap = _cap(fields, "final_logit_softcapping", version, 30.0)
+    layers, position = _layers(version, fields, block, family.read_depth(fields))
+    cap = None if version == 1 else fields.nullable("final_logit_softcapping", float)
     return family.decoder(fields, layers, position, tokens={"scale": spec.SqrtWidth()}, head=spec.LM(cap=cap))
 
 
-def _activation(version: int, fields: Fields) -> spec.Activation:
-    """Return the activation. In files of Gemma 1, gelu under either name means the tanh approximation."""
-    if version > 1:
-        return fields.activation("hidden_activation", TANH)
-    name = fields("hidden_act", fields("hidden_activation", TANH))
+def _activation(fields: Fields) -> spec.Activation:
+    """Return the activation of Gemma 1, in whose files gelu under either name means the tanh approximation."""
+    name = fields("hidden_act", fields("hidden_activation", FIRST.default("hidden_act")))
     both = [fields.activation("hidden_act", name), fields.activation("hidden_activation", name)]
     first, second = (spec.Gelu(approximate="tanh") if act == spec.Gelu() else act for act in both)
     if first != second:
@@ -83,68 +64,52 @@ def _activation(version: int, fields: Fields) -> spec.Activation:
     return first
 
 
-def _cap(fields: Fields, field: str, version: int, default: float) -> float | None:
+def _layers(version: int, fields: Fields, full: spec.Block, depth: int) -> tuple[list[spec.Block], spec.Rotary]:
+    """Return the layers, and the rotary positions of those with full attention."""
     if version == 1:
-        return None
-    return fields.nullable(field, default) if version == 2 else fields.maybe(field, float)
-
-
-def _layers(version: int, fields: Fields, full: spec.Attention, depth: int) -> tuple[list[spec.Attention], spec.Rotary]:
-    """Return the attention of each layer, and the rotary positions of full-attention layers."""
-    if version == 1:
-        return [full] * depth, fields.rotary(10_000.0)
-    size = fields("sliding_window", 4096)
+        return [full] * depth, read_rotary(fields, 10_000.0)
+    size = fields("sliding_window")
     every = 2 if version == 2 else fields("sliding_window_pattern", 6)
     fields.silent("_sliding_window_pattern", "cache_implementation")
     default_kinds = [NEAR if (i + 1) % every else FULL for i in range(depth)]
     kinds = fields.layer_types(depth, default_kinds, (FULL, NEAR))
-    near = full.model_copy(update={"pattern": spec.Window(before=size - 1, after=0)})
+    near = sliding(full, size)
     if version == 2:
-        position = fields.rotary(10_000.0)
+        position = read_rotary(fields, 10_000.0)
     else:
-        position, local = fields.rotaries(1_000_000.0, fields("rope_local_base_freq", 10_000.0))
+        position, local = read_rotaries(fields, 1_000_000.0, fields("rope_local_base_freq", 10_000.0))
         if FULL not in kinds:  # then what they have is the stack's
             return [near] * depth, local
-        near = near.model_copy(update={"position": local})
+        near = with_mixer(near, position=local)
     return [near if kind == NEAR else full for kind in kinds], position
 
 
 def write(version: int, config: ModelConfig) -> dict[str, Any]:
-    parts = FIELDS[version].parts(config)
-    stack, mixer, key = parts.stack, parts.mixer, parts.key
-    mixers = [attention(layer) for layer in stack.unrolled()]
-    windows = [isinstance(pattern_of(one, "decoder"), spec.Window) for one in mixers]
-    ropes = {
-        near: expect(position_of(one, stack), spec.Rotary, "decoder.position")
-        for near, one in zip(windows, mixers, strict=True)
-    }
-    rotary = ropes.get(False) or ropes[True]
-    found = parts.fields() | parts.rotary_fields(rotary) | {"attention_bias": mixer.bias}
+    family = FIELDS[version]
+    parts = family.parts(config)
+    mixer, key, layers = parts.mixer, parts.key, LayerKinds.of(parts.stack.unrolled())
+    ropes = layers.ropes(parts.stack)
+    rotary = ropes[FULL if FULL in ropes else NEAR]
+    found = parts.fields() | parts.rotary_fields(rotary)
     if version == 1:
         return found
-    size = max(
-        (p.before + 1 for one in mixers if isinstance(p := pattern_of(one, "decoder"), spec.Window)), default=4096
-    )
     scale = round(mixer.scale.value**-2) if isinstance(mixer.scale, spec.Times) and mixer.scale.value > 0 else key
     found |= {
         "query_pre_attn_scalar": scale,
-        "sliding_window": size,
-        "layer_types": [NEAR if near else FULL for near in windows],
+        "sliding_window": layers.size or family.default("sliding_window"),
+        "layer_types": layers.kinds,
         "attn_logit_softcapping": mixer.cap if version == 2 else None,
         "final_logit_softcapping": config.head.cap if isinstance(config.head, spec.LM) else None,
     }
     if version == 3:
-        local = ropes.get(True) or spec.Rotary()
-        found["rope_parameters"] = {FULL: write_rotary(rotary, key), NEAR: write_rotary(local, key)}
+        found["rope_parameters"] = write_rotaries({NEAR: spec.Rotary(), **ropes, FULL: rotary}, key)
     return found
 
 
-def _family(kind: str, title: str, version: int) -> Family:
+def _family(title: str, version: int) -> Family:
     heads = {f"{title}ForCausalLM": "lm", "Gemma3TextModel" if version == 3 else f"{title}Model": "body"}
-    read_one, write_one = partial(read, version), partial(write, version)
+    read_one, write_one, kind = partial(read, version), partial(write, version), FIELDS[version].kind
     return decoder_family(kind, title, read_one, write_one, RULES[version], Framing(before=("bos",)), heads=heads)
 
 
-GEMMA = _family("gemma", "Gemma", 1)
-GEMMA2 = _family("gemma2", "Gemma2", 2)
-GEMMA3 = _family("gemma3_text", "Gemma3", 3)
+GEMMA, GEMMA2, GEMMA3 = _family("Gemma", 1), _family("Gemma2", 2), _family("Gemma3", 3)

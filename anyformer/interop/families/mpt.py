@@ -5,10 +5,10 @@ from typing import Any
 
 from anyformer.config import Alibi, ConfigError, Gelu, InvSqrtKey, ModelConfig, Scale, Times
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.block_fields import FieldNames
 from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
 
-NAMES = FieldNames(
+FIELDS = DecoderFields(
+    kind="mpt",
     width="d_model",
     depth="n_layers",
     heads="n_heads",
@@ -17,9 +17,7 @@ NAMES = FieldNames(
     eps="layer_norm_epsilon",
     attention_dropout=None,
     context="max_seq_len",
-)
-FIELDS = DecoderFields(
-    names=NAMES, norm_options={"bias": False}, vocab=50_368, width=2048, depth=24, heads=16, tied=True
+    norm_options={"bias": False},
 )
 LAYER = {
     "mixer.norm_in": "norm_1",

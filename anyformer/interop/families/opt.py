@@ -1,58 +1,54 @@
-"""OPT (Zhang et al. 2022): GPT-3 with ReLU; OPT-350M has narrower embeddings and post-norm."""
+"""Decoders of fairseq: OPT (Zhang et al. 2022) and XGLM (Lin et al. 2021).
+
+OPT is GPT-3 with ReLU; OPT-350M has narrower embeddings and post-norm. XGLM is a multilingual GPT-3 with the sinusoidal
+positions of fairseq.
+"""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from anyformer.config import FactorisedTable, FullTable, LayerNorm, Learned, ModelConfig, NoNorm
-from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.block_fields import FieldNames
-from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
-from anyformer.interop.family import Framing
-from anyformer.interop.weight_rules import AnyRule, Rule, split_names
-
-OFFSET = 2  # rows of the position table before the first
-NAMES = FieldNames(ff="ffn_dim", activation="activation_function", eps=None, dropout="dropout", context=None)
-FIELDS = DecoderFields(
-    names=NAMES,
-    vocab=50_272,
-    width=768,
-    depth=12,
-    heads=12,
-    ff=3072,
-    activation="relu",
-    dropout=0.1,
-    attention_dropout=0.0,
-    tied=True,
-    pad=1,
-    bos=2,
-    eos=2,
+from anyformer.config import (
+    FactorisedTable,
+    FullTable,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    NoNorm,
+    Sinusoidal,
+    SqrtWidth,
+    Unscaled,
 )
-LAYER = {
-    "mixer.inner.qkv": split_names("self_attn.{}_proj"),
-    "mixer.inner.out": "self_attn.out_proj",
-    "feedforward.inner.up": "fc1",
-    "feedforward.inner.down": "fc2",
-}
-for norm in ("norm_in", "norm_sum"):
-    LAYER |= {f"mixer.{norm}": "self_attn_layer_norm", f"feedforward.{norm}": "final_layer_norm"}
+from anyformer.interop.config_fields import Fields
+from anyformer.interop.families.bart import LAYER
+from anyformer.interop.families.decoder_frame import DecoderFields, decoder_family, decoder_rules
+from anyformer.interop.family import Framing, with_stack
+from anyformer.interop.weight_rules import AnyRule, Rule
+
+OFFSET = 2  # number of the first position, and rows of a table before it
+FIELDS = DecoderFields(
+    kind="opt",
+    bias="enable_bias",
+    ff="ffn_dim",
+    activation="activation_function",
+    network_bias="enable_bias",
+    eps=None,
+    dropout="dropout",
+    context=None,
+)
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.must("layer_norm_elementwise_affine", True)
     fields.silent("init_std", "layerdrop", "activation_dropout")  # the last is no field of today's
-    width, bias, first = fields("hidden_size", 768), fields("enable_bias", True), fields("do_layer_norm_before", True)
-    block = FIELDS.block(fields, bias=bias, feedforward={"bias": bias}, placement="pre" if first else "post")
-    narrow, final = fields("word_embed_proj_dim", width), not fields("_remove_final_layer_norm", False) and first
+    width, first = fields("hidden_size"), fields("do_layer_norm_before")
+    block = FIELDS.block(fields, placement="pre" if first else "post")
+    narrow, final = fields("word_embed_proj_dim", width), not fields("_remove_final_layer_norm") and first
     table = FactorisedTable(width=narrow, project="before_position", bias=False) if narrow != width else FullTable()
-    position = Learned(length=fields("max_position_embeddings", 2048), offset=OFFSET)
-    found = FIELDS.decoder(fields, block, position, tokens={"table": table})
-    assert found.decoder
-    assert found.target
-    changes = {
-        "target": found.target.model_copy(update={"pad": found.special.pad}),
-        "decoder": found.decoder.model_copy(update={"final_norm": LayerNorm() if final else NoNorm()}),
-    }
-    return found.model_copy(update=changes)
+    position = Learned(length=fields("max_position_embeddings"), offset=OFFSET)
+    pad = fields.special(fields("vocab_size")).pad
+    found = FIELDS.decoder(fields, block, position, tokens={"table": table, "pad": pad})
+    return with_stack(found, final_norm=LayerNorm() if final else NoNorm())
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -62,7 +58,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": parts.positions,
         "do_layer_norm_before": parts.block.placement == "pre",
         "_remove_final_layer_norm": isinstance(parts.stack.final_norm, NoNorm),
-        "enable_bias": parts.mixer.bias,
     }
 
 
@@ -77,3 +72,50 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
 
 OLDER = ((r"^decoder\.", "model.decoder."),)
 OPT = decoder_family("opt", "OPT", read, write, rules, Framing(before=("bos",)), buffers=(), older=OLDER)
+
+# -- XGLM --------------------------------------------------------------------------------------------------------------
+
+XGLM_FIELDS = DecoderFields(
+    kind="xglm",
+    width="d_model",
+    depth="num_layers",
+    heads="attention_heads",
+    ff="ffn_dim",
+    activation="activation_function",
+    network_dropout="activation_dropout",
+    eps=None,
+    embedding_dropout="dropout",
+    dropout="dropout",
+)
+
+
+def _read_xglm(fields: Fields) -> ModelConfig:
+    fields.must("add_cross_attention", False)
+    fields.silent("layerdrop", "init_std")
+    block = XGLM_FIELDS.block(fields, bias=True)
+    position = Sinusoidal(layout="halves", closed=True, offset=OFFSET)
+    scale = SqrtWidth() if fields("scale_embedding") else Unscaled()
+    found = XGLM_FIELDS.decoder(fields, block, position, tokens={"scale": scale})
+    if (found.special.pad or 0) >= OFFSET:
+        what = f"= {found.special.pad}: must be 0 or 1: transformers has no position with this number"
+        fields.refuse("pad_token_id", what)
+    return found.model_copy(update={"context": found.context or XGLM_FIELDS.length})
+
+
+def _write_xglm(config: ModelConfig) -> dict[str, Any]:
+    parts = XGLM_FIELDS.parts(config)
+    return parts.fields() | {
+        "scale_embedding": parts.tokens.scale == SqrtWidth(),
+        "max_position_embeddings": config.context or XGLM_FIELDS.length,
+    }
+
+
+XGLM = decoder_family(
+    "xglm",
+    "XGLM",
+    _read_xglm,
+    _write_xglm,
+    partial(decoder_rules, "model.layers", LAYER, norm="model.layer_norm"),
+    Framing(before=("eos",)),
+    buffers=(r"model\.embed_positions\.weights",),
+)

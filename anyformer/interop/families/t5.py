@@ -8,32 +8,32 @@ from anyformer import config as spec
 from anyformer.config import ModelConfig, position_of
 from anyformer.interop.config_fields import ACTIVATIONS, Fields, name_of, shown
 from anyformer.interop.family import Family, Framing, attention, expect
-from anyformer.interop.weight_rules import Alias, AnyRule, Rule
+from anyformer.interop.weight_rules import Alias, AnyRule, Rule, block_rules, split_names
 
 
-def read(multilingual: bool, fields: Fields) -> ModelConfig:
+def read(kind: str, fields: Fields) -> ModelConfig:
     fields.must("is_decoder", False)
     fields.silent("classifier_dropout", "n_positions")
     # version 1.0 scales and ties the output, 1.1 does neither
-    scaled = not multilingual and fields("scale_decoder_outputs", fields("tie_word_embeddings", True))
+    scaled = kind == "t5" and fields("scale_decoder_outputs", fields("tie_word_embeddings", True))
     fields.silent("tie_word_embeddings")
     tied = scaled or not fields.has("lm_head.weight")
-    drop, width = fields("dropout_rate", 0.1), fields("d_model", 512)
-    norm = spec.RMSNorm(eps=fields("layer_norm_epsilon", 1e-6))
+    drop, width = fields("dropout_rate"), fields("d_model")
+    norm = spec.RMSNorm(eps=fields("layer_norm_epsilon"))
     mixer = spec.Attention(
-        heads=fields("num_heads", 6 if multilingual else 8),
-        key_width=fields("d_kv", 64),
+        heads=fields("num_heads"),
+        key_width=fields("d_kv"),
         scale=spec.Unscaled(),
         dropout=drop,
     )
-    feedforward = _network(fields, "gated-gelu" if multilingual else "relu", 1024 if multilingual else 2048, drop)
+    feedforward = _network(fields, drop)
     block = spec.Block(mixer=mixer, feedforward=feedforward, norm=norm, dropout=drop)
     position = spec.T5Bias(
-        buckets=fields("relative_attention_num_buckets", 32),
-        max_distance=fields("relative_attention_max_distance", 128),
+        buckets=fields("relative_attention_num_buckets"),
+        max_distance=fields("relative_attention_max_distance"),
     )
     encoder = spec.Stack(
-        depth=fields.depth("num_layers", 8 if multilingual else 6),
+        depth=fields.depth("num_layers"),
         blocks=(block,),
         position=position,
         final_norm=norm,
@@ -41,8 +41,8 @@ def read(multilingual: bool, fields: Fields) -> ModelConfig:
     )
     reading = (block.model_copy(update={"cross": mixer}),)
     depth = fields.depth("num_decoder_layers", encoder.depth)
-    vocab = fields("vocab_size", 250_112 if multilingual else 32_128)
-    special = fields.special(vocab, pad=0, eos=1, start=0)
+    vocab = fields("vocab_size")
+    special = fields.special(vocab, start=0)
     tokens = spec.Tokens(vocab=vocab, dropout=drop)
     return ModelConfig(
         width=width,
@@ -59,9 +59,9 @@ def read(multilingual: bool, fields: Fields) -> ModelConfig:
     )
 
 
-def _network(fields: Fields, default: str, width: int, dropout: float) -> spec.Plain | spec.Gated:
+def _network(fields: Fields, dropout: float) -> spec.Plain | spec.Gated:
     """`feed_forward_proj` names the activation and the gate; `dense_act_fn` and `is_gated_act` override it."""
-    proj, width = fields("feed_forward_proj", default), fields("d_ff", width)
+    proj, width = fields("feed_forward_proj"), fields("d_ff")
     gate, _, name = proj.rpartition("-")
     if name not in ACTIVATIONS or gate not in ("", "gated"):
         fields.refuse("feed_forward_proj", f"= {shown(proj)}: must be an activation, or 'gated-' and one")
@@ -72,7 +72,7 @@ def _network(fields: Fields, default: str, width: int, dropout: float) -> spec.P
     return spec.Plain(width=width, activation=act, bias=False, dropout=dropout)
 
 
-def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
+def write(kind: str, config: ModelConfig) -> dict[str, Any]:
     encoder, decoder = expect(config.encoder, spec.Stack, "encoder"), expect(config.decoder, spec.Stack, "decoder")
     tokens, block = expect(config.source, spec.Tokens, "source"), encoder.blocks[0]
     mixer = attention(block, "encoder")
@@ -97,7 +97,7 @@ def write(multilingual: bool, config: ModelConfig) -> dict[str, Any]:
         "dropout_rate": block.dropout,
         "tie_word_embeddings": scaled,
     }
-    return found if multilingual else found | {"scale_decoder_outputs": scaled}
+    return found if kind == "mt5" else found | {"scale_decoder_outputs": scaled}
 
 
 def rules(config: ModelConfig) -> Iterator[AnyRule]:
@@ -114,21 +114,22 @@ def rules(config: ModelConfig) -> Iterator[AnyRule]:
 def _side(config: ModelConfig, side: spec.Side) -> Iterator[Rule]:
     first = f"{side}.block.0.layer.0.SelfAttention"
     yield Rule(f"{side}.schemes.0.tables.buckets", f"{first}.relative_attention_bias.weight")
+    last = 1 if side == "encoder" else 2
+    names = {
+        "mixer.norm_in": "0.layer_norm",
+        "mixer.inner.qkv": split_names("0.SelfAttention.{}"),
+        "mixer.inner.out": "0.SelfAttention.o",
+        "cross.norm_in": "1.layer_norm",
+        "cross.inner.q": "1.EncDecAttention.q",
+        "cross.inner.kv": split_names("1.EncDecAttention.{}", "kv"),
+        "cross.inner.out": "1.EncDecAttention.o",
+        "feedforward.norm_in": f"{last}.layer_norm",
+        "feedforward.inner.up": f"{last}.DenseReluDense.wi",
+        "feedforward.inner.gate_up": split_names(f"{last}.DenseReluDense.wi_{{}}", "01"),
+        "feedforward.inner.down": f"{last}.DenseReluDense.wo",
+    }
     for i in range(config.stacks[side].depth):
-        ours, layer = f"{side}.blocks.{i}", f"{side}.block.{i}.layer"
-        yield Rule(f"{ours}.mixer.norm_in", f"{layer}.0.layer_norm")
-        yield Rule(f"{ours}.mixer.inner.qkv", *(f"{layer}.0.SelfAttention.{part}" for part in "qkv"))
-        yield Rule(f"{ours}.mixer.inner.out", f"{layer}.0.SelfAttention.o")
-        if side == "decoder":
-            yield Rule(f"{ours}.cross.norm_in", f"{layer}.1.layer_norm")
-            yield Rule(f"{ours}.cross.inner.q", f"{layer}.1.EncDecAttention.q")
-            yield Rule(f"{ours}.cross.inner.kv", *(f"{layer}.1.EncDecAttention.{part}" for part in "kv"))
-            yield Rule(f"{ours}.cross.inner.out", f"{layer}.1.EncDecAttention.o")
-        last = f"{layer}.{1 if side == 'encoder' else 2}"
-        yield Rule(f"{ours}.feedforward.norm_in", f"{last}.layer_norm")
-        yield Rule(f"{ours}.feedforward.inner.up", f"{last}.DenseReluDense.wi")
-        yield Rule(f"{ours}.feedforward.inner.gate_up", *(f"{last}.DenseReluDense.wi_{n}" for n in (0, 1)))
-        yield Rule(f"{ours}.feedforward.inner.down", f"{last}.DenseReluDense.wo")
+        yield from block_rules(f"{side}.blocks.{i}", f"{side}.block.{i}.layer", names)
     yield Rule(f"{side}.final_norm", f"{side}.final_layer_norm")
 
 
@@ -139,8 +140,8 @@ def _family(kind: str, *classes: str) -> Family:
         heads={name: "body" if name.endswith("5Model") else "lm" for name in classes},
         text=Framing(after=("eos",)),
         buffers=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-        read=partial(read, kind == "mt5"),
-        write=partial(write, kind == "mt5"),
+        read=partial(read, kind),
+        write=partial(write, kind),
         rules=rules,
     )
 

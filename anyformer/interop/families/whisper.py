@@ -11,12 +11,11 @@ from torch import Tensor
 from anyformer import config as spec
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.families.bart import side_names
-from anyformer.interop.families.block_fields import BlockFields
+from anyformer.interop.families.bart import side_fields
 from anyformer.interop.family import Family, expect
 from anyformer.interop.weight_rules import Alias, AnyRule, ConstantTensor, Rule, StackedRows
 
-PLACES, LENGTH = 1500, 448  # default positions of the encoder and of the decoder
+PLACES = 1500  # default positions of the encoder
 WAVES = spec.Sinusoidal(layout="halves", closed=True)
 
 
@@ -27,40 +26,32 @@ def read(fields: Fields) -> ModelConfig:
     fields.silent("scale_embedding")  # the published program computes that factor and does not use it
     fields.silent("encoder_layerdrop", "decoder_layerdrop", "init_std", "classifier_proj_size", "median_filter_width")
     fields.silent("apply_spec_augment", *(f"mask_{axis}_{what}" for axis in AXES for what in MASKS))
-    vocab = fields("vocab_size", 51_865)
-    tokens = spec.Tokens(
-        vocab=vocab,
-        dropout=fields("dropout", 0.0),
-    )
+    vocab, drop = fields("vocab_size"), fields("dropout")
     return ModelConfig(
-        width=fields("d_model", 384),
-        source=spec.Audio(mels=fields("num_mel_bins", 80), dropout=fields("dropout", 0.0)),
-        target=tokens,
+        width=fields("d_model"),
+        source=spec.Audio(mels=fields("num_mel_bins"), dropout=drop),
+        target=spec.Tokens(vocab=vocab, dropout=drop),
         encoder=_stack(fields, "encoder"),
         decoder=_stack(fields, "decoder"),
         head=spec.LM(),
         tie="output",
-        special=fields.special(vocab, pad=50_256, bos=50_256, eos=50_256, start=50_257),
-        context=fields("max_source_positions", PLACES),
+        special=fields.special(vocab, start=fields.default("decoder_start_token_id")),
+        context=fields("max_source_positions"),
     )
 
 
 AXES, MASKS = ("time", "feature"), ("prob", "length", "min_masks")  # of SpecAugment, in training
 
 
-def _blocks(side: spec.Side) -> BlockFields:
-    return BlockFields(names=side_names(side), width=384, depth=4, heads=6, ff=1536, activation="gelu")
-
-
 def _stack(fields: Fields, side: spec.Side) -> spec.Stack:
-    family, network = _blocks(side), {"dropout": fields("activation_dropout", 0.0)}
-    block = family.block(fields, bias=True, feedforward=network)
+    family = side_fields("whisper", side)
+    block = family.block(fields, bias=True)
     if side == "decoder":
         block = block.model_copy(update={"cross": block.mixer})
     return spec.Stack(
         depth=family.read_depth(fields),
         blocks=(block,),
-        position=WAVES if side == "encoder" else spec.Learned(length=fields("max_target_positions", LENGTH)),
+        position=WAVES if side == "encoder" else spec.Learned(length=fields("max_target_positions")),
         final_norm=spec.LayerNorm(),
     )
 
@@ -79,8 +70,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "max_target_positions": expect(decoder.position, spec.Learned, "decoder.position").length,
     }
     for side, stack in config.stacks.items():
-        network = expect(stack.blocks[0].feedforward, spec.Plain, f"{side}.blocks.0.feedforward")
-        found |= _blocks(side).written(stack, config.width, side) | {"activation_dropout": network.dropout}
+        found |= side_fields("whisper", side).written(stack, config.width, side)
     return found
 
 
