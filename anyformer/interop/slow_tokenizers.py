@@ -6,6 +6,7 @@ prepared. A class that is not known here is refused.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +90,10 @@ def _xlm_roberta(folder: Folder) -> TokenizerLayout:
     return TokenizerLayout(_fairseq(folder, ("<mask>",)), _named(folder, "unk_token"), [cls], [sep], pair)
 
 
-def _mbart(folder: Folder) -> TokenizerLayout:
-    language, eos = _language(folder, language_codes.MBART, "en_XX"), _named(folder, "eos_token")
-    tokens = _fairseq(folder, (*language_codes.MBART, "<mask>"))
-    return TokenizerLayout(tokens, _named(folder, "unk_token"), after=[eos, language], special=[*language_codes.MBART])
-
-
-def _mbart50(folder: Folder) -> TokenizerLayout:
-    language, eos = _language(folder, language_codes.MBART50, "en_XX"), _named(folder, "eos_token")
-    tokens = _fairseq(folder, (*language_codes.MBART50, "<mask>"))
-    return TokenizerLayout(tokens, _named(folder, "unk_token"), [language], [eos], special=[*language_codes.MBART50])
+def _mbart(codes: tuple[str, ...], folder: Folder) -> TokenizerLayout:
+    language, eos = _language(folder, codes, "en_XX"), _named(folder, "eos_token")
+    ends = ([language], [eos]) if codes is language_codes.MBART50 else ([], [eos, language])
+    return TokenizerLayout(_fairseq(folder, (*codes, "<mask>")), _named(folder, "unk_token"), *ends, special=[*codes])
 
 
 def _nllb(folder: Folder) -> TokenizerLayout:
@@ -170,24 +165,21 @@ def _gemma(folder: Folder) -> TokenizerLayout:
 
 
 def _albert(folder: Folder) -> TokenizerLayout:
-    settings = folder.settings
-    cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
-    prepare = Cleaned(
-        settings("do_lower_case", bool, True),
-        settings("remove_space", bool, True),
-        settings("keep_accents", bool, False),
-    )
-    pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
-    return TokenizerLayout(folder.texts, folder.unknown, [cls], [sep], pair, prepare=prepare)
+    switches = (("do_lower_case", True), ("remove_space", True), ("keep_accents", False))
+    return _bracketed(folder, Cleaned(*(folder.settings(name, bool, usual) for name, usual in switches)))
 
 
 def _deberta(folder: Folder) -> TokenizerLayout:
     for name in ("do_lower_case", "split_by_punct"):
         if folder.settings(name, bool, False):
             raise folder.settings.wrong(name, "is not supported without a tokenizer.json: save one beside the model")
+    return _bracketed(folder, UnchangedText())
+
+
+def _bracketed(folder: Folder, prepare: Preparation) -> TokenizerLayout:
     cls, sep = _named(folder, "cls_token"), _named(folder, "sep_token")
     pair = [f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"]
-    return TokenizerLayout(folder.texts, folder.unknown, [cls], [sep], pair)
+    return TokenizerLayout(folder.texts, folder.unknown, [cls], [sep], pair, prepare=prepare)
 
 
 def _named(folder: Folder, key: str) -> str:
@@ -232,8 +224,10 @@ def _checked(folder: Folder, tokens: list[str], *needed: str) -> list[str]:
 BPE_MODEL, T5_MODEL, LLAMA_MODEL = "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"
 CLASSES = {
     "XLMRobertaTokenizer": TokenizerClass(_xlm_roberta, BPE_MODEL, MASKED),
-    "MBartTokenizer": TokenizerClass(_mbart, BPE_MODEL, MASKED),
-    "MBart50Tokenizer": TokenizerClass(_mbart50, BPE_MODEL, {k: v for k, v in MASKED.items() if k != "bos_token"}),
+    "MBartTokenizer": TokenizerClass(partial(_mbart, language_codes.MBART), BPE_MODEL, MASKED),
+    "MBart50Tokenizer": TokenizerClass(
+        partial(_mbart, language_codes.MBART50), BPE_MODEL, {k: v for k, v in MASKED.items() if k != "bos_token"}
+    ),
     "NllbTokenizer": TokenizerClass(_nllb, BPE_MODEL, MASKED),
     "M2M100Tokenizer": TokenizerClass(_m2m100, BPE_MODEL, {k: v for k, v in FAIRSEQ.items() if k != "cls_token"}),
     "MarianTokenizer": TokenizerClass(
