@@ -123,16 +123,20 @@ OPTIONAL = ("kv_heads", "key_width", "ff")  # arguments of every preset whose de
 
 
 def preset(
-    *, dropout: float = 0.0, head: Head = NEXT_TOKEN, **numbers: int
+    *, dropout: float = 0.0, head: Head = NEXT_TOKEN, fixed: tuple[str, ...] = (), **numbers: int
 ) -> Callable[[Callable[[Arguments], ModelConfig]], Preset]:
-    """Make a preset of a function from sizes to a config; `numbers` are the defaults of its further arguments."""
-    defaults: dict[str, Any] = dict.fromkeys(OPTIONAL) | numbers | {"dropout": dropout, "head": head}
+    """Make a preset of a function from sizes to a config; `numbers` are the defaults of its further arguments.
+
+    `fixed`: optional arguments that it does not have.
+    """
+    defaults: dict[str, Any] = dict.fromkeys(name for name in OPTIONAL if name not in fixed)
+    defaults |= numbers | {"dropout": dropout, "head": head}
     hints = {name: hint for name, hint in get_type_hints(Arguments).items() if name in defaults}
     hints |= dict.fromkeys(numbers, int)
     keyword = inspect.Parameter.KEYWORD_ONLY
     arguments = [inspect.Parameter(name, keyword, default=defaults[name], annotation=hints[name]) for name in hints]
     signature = inspect.Signature(arguments, return_annotation=ModelConfig)
-    absent: dict[str, Any] = dict.fromkeys(get_type_hints(Arguments).keys() - defaults.keys(), 0)
+    absent: dict[str, Any] = dict.fromkeys(get_type_hints(Arguments).keys() - defaults.keys(), 0) | dict.fromkeys(fixed)
 
     def decorate(build: Callable[[Arguments], ModelConfig]) -> Preset:
         def made(**given: Any) -> ModelConfig:

@@ -3,10 +3,8 @@
 from anyformer.config import (
     LM,
     Attention,
-    Block,
     Experts,
     Gated,
-    Head,
     Latent,
     ModelConfig,
     RMSNorm,
@@ -14,10 +12,9 @@ from anyformer.config import (
     SoftmaxTopK,
     SqrtWidth,
     Stack,
-    Tokens,
     Window,
 )
-from anyformer.presets.family import GELU_TANH, NEXT_TOKEN, Arguments, given, preset, special_ids
+from anyformer.presets.family import GELU_TANH, Arguments, given, preset
 
 GEMMA_NORM = RMSNorm(eps=1e-6, offset=1.0, cast="after_scale")
 NEXT_TOKEN_CAPPED = LM(cap=30.0)
@@ -87,37 +84,21 @@ def gemma3(size: Arguments) -> ModelConfig:
     return _gemma(size, _sandwiched(size, tile, given(size.ff, 6 * size.width), Rotary(theta=1e6)))
 
 
-def deepseek(
-    *,
-    depth: int = 27,
-    width: int = 2048,
-    heads: int = 16,
-    key_width: int = 192,
-    ff: int | None = None,
-    experts: int = 64,
-    top_k: int = 6,
-    vocab: int = 102_400,
-    dropout: float = 0.0,
-    head: Head = NEXT_TOKEN,
-) -> ModelConfig:
+@preset(depth=27, width=2048, heads=16, key_width=192, experts=64, top_k=6, vocab=102_400, fixed=("kv_heads",))
+def deepseek(size: Arguments) -> ModelConfig:
     """DeepSeek-V2-Lite, 16 B (DeepSeek-AI 2024): keys and values from a latent vector, 6 of 64 experts and 2 shared.
 
     `ff` is each expert's; a third of a head is rotary. As first trained, before its context was stretched by YaRN.
     """
-    norm = RMSNorm(eps=1e-6)
-    turning = key_width // 3
-    latent = Latent(rank=width // 4, rotary_width=turning, norm=norm)
-    attention = Attention(
-        heads=heads, key_width=key_width, value_width=key_width - turning, compress=latent, dropout=dropout
-    )
-    expert, router = Gated(width=given(ff, 11 * width // 16)), SoftmaxTopK(normalize=False)
-    mixture = Experts(count=experts, top_k=top_k, router=router, expert=expert, shared=2, balance=0.001)
-    block = Block(mixer=attention, feedforward=mixture, norm=norm, dropout=dropout)
-    dense = block.model_copy(update={"feedforward": Gated(width=171 * width // 32)})
-    stack = Stack(depth=depth, prefix=(dense,), blocks=(block,), position=Rotary(), final_norm=norm)
-    tokens = Tokens(vocab=vocab, dropout=dropout)
-    ids = special_ids(vocab, bos=100_000, eos=100_001)
-    return ModelConfig(width=width, target=tokens, decoder=stack, head=head, special=ids)
+    norm, key = RMSNorm(eps=1e-6), given(size.key_width, 192)
+    latent = Latent(rank=size.width // 4, rotary_width=key // 3, norm=norm)
+    attention = size.attention(value_width=key - key // 3, compress=latent)
+    expert, router = Gated(width=given(size.ff, 11 * size.width // 16)), SoftmaxTopK(normalize=False)
+    mixture = Experts(count=size.experts, top_k=size.top_k, router=router, expert=expert, shared=2, balance=0.001)
+    block = size.block(attention, mixture, norm=norm)
+    dense = block.model_copy(update={"feedforward": Gated(width=171 * size.width // 32)})
+    stack = size.stack(block, prefix=(dense,), position=Rotary(), final_norm=norm)
+    return size.decoder(stack, tie=False, special=size.ids(bos=100_000, eos=100_001))
 
 
 def _sandwiched(size: Arguments, tile: tuple[Attention, ...], ff: int, position: Rotary) -> Stack:
