@@ -12,7 +12,6 @@ gguf_export               Write runs as GGUF files: to_gguf
 gguf_file                 Headers and tensors of GGUF files, read and written
 gguf_import               Read models in GGUF files
 gguf_rope                 Rotary positions of GGUF files
-gguf_tensors              Order and offset of the weights in GGUF files
 gguf_tokenizers           Read the tokenizers of GGUF files
 gguf_vocabulary           Write tokenizers as metadata of GGUF files
 hf_folder                 Read and write folders of `transformers`: from_hf, to_hf

@@ -5,22 +5,54 @@ Their meaning is that of llama.cpp's src/models.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from anyformer.config import RMSNorm
 from anyformer.interop import gguf_rope
 from anyformer.interop.config_fields import Fields
-from anyformer.interop.gguf_file import GgufFile
-from anyformer.interop.gguf_tensors import Change, Flipped, PlusOne, PublicTensor, RotaryPairs, Same
+from anyformer.interop.families import bert, gemma, gpt2, llama, phi
+from anyformer.interop.families.block_fields import BlockFields
+from anyformer.interop.gguf_file import GgufFile, GgufTensor
 from anyformer.interop.rotary_fields import FULL, NEAR
 from anyformer.interop.weight_files import StoredTensor
+from anyformer.interop.weight_rules import Conversion, Names, RotaryPairs, StackedRows, Transposed
 
 Data = dict[str, Any]
 PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")  # a number, or one a layer
 
 WINDOW = "attention.sliding_window"
+UNCHANGED = StackedRows((1,))
+
+
+@dataclass(frozen=True)
+class PublicTensor:
+    """A tensor of a GGUF file in its public form."""
+
+    inner: GgufTensor
+    change: Conversion
+
+    @property
+    def file(self) -> Path:
+        return self.inner.file
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.inner.shape
+        return shape[::-1] if isinstance(self.change, Transposed) and len(shape) == 2 else shape
+
+    def read(self) -> Tensor:
+        return self.change.join([self.inner.read()])
 
 
 @dataclass(frozen=True)
@@ -34,7 +66,7 @@ class Architecture:
     modules: Mapping[str, str]  # name in a file to public name, without weight or bias; {} is the layer
     read: Callable[[Fields, Data, GgufFile], Data]  # further fields of config.json
     write: Callable[[Data], Data]  # further metadata
-    change: Callable[[str, Data], Change] = lambda name, config: Same()  # of a tensor, by its name in a file
+    change: Callable[[str, Data], Conversion] = lambda name, config: UNCHANGED  # of a tensor, by its name in a file
 
     def config(self, file: GgufFile) -> Data:
         """Return the config.json of a file; raise `ConfigError` for a key that is not supported."""
@@ -102,34 +134,57 @@ def _has(file: GgufFile, name: str) -> bool:
     return f"blk.0.{name}" in file.tensors
 
 
-# -- Llama, Qwen2, Qwen3, Phi-3 ---------------------------------------------------------------------------------------
+# -- names ------------------------------------------------------------------------------------------------------------
 
-LLAMA_KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+# Parts of a layer of ours, each with its name in a file; the name of several parts in one matrix is in `JOINED`.
+PARTS: Names = {
+    "mixer.norm_in": "attn_norm",
+    "mixer.norm_sum": "attn_output_norm",
+    "mixer.norm_branch": "post_attention_norm",
+    "mixer.inner.qkv": ("attn_q", "attn_k", "attn_v"),
+    "mixer.inner.q_norm": "attn_q_norm",
+    "mixer.inner.k_norm": "attn_k_norm",
+    "mixer.inner.out": "attn_output",
+    "feedforward.norm_in": "ffn_norm",
+    "feedforward.norm_sum": "layer_output_norm",
+    "feedforward.norm_branch": "post_ffw_norm",
+    "feedforward.inner.gate_up": ("ffn_gate", "ffn_up"),
+    "feedforward.inner.up": "ffn_up",
+    "feedforward.inner.down": "ffn_down",
 }
-LLAMA_MODULES = {
-    "token_embd": "model.embed_tokens",
-    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
-    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
-    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
-    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
-    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
-    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
-    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+JOINED = {"mixer.inner.qkv": "attn_qkv", "feedforward.inner.gate_up": "ffn_up"}
+ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def _modules(layers: str, names: Names, ends: Mapping[str, str] = ENDS) -> dict[str, str]:
+    """Return the names in a file with the public ones, by those of the parts of a layer and of the ends."""
+    found = dict(ends)
+    for part, public in names.items():
+        stored = JOINED[part] if part in JOINED and isinstance(public, str) else PARTS[part]
+        both = zip(*((one,) if isinstance(one, str) else one for one in (stored, public)), strict=True)
+        found |= {f"blk.{{}}.{name}": f"{layers}.{{}}.{theirs}" for name, theirs in both}
+    return found
+
+
+def _keys(fields: BlockFields) -> dict[str, str]:
+    """Return the keys of metadata with the fields of a family."""
+    rms = "rms_" if fields.norm is RMSNorm else ""
+    found = {
+        "context_length": fields.context,
+        "embedding_length": fields.width,
+        "block_count": fields.depth,
+        "feed_forward_length": fields.ff,
+        "attention.head_count": fields.heads,
+        "attention.head_count_kv": fields.kv_heads,
+        "attention.key_length": fields.key_width,
+        f"attention.layer_norm_{rms}epsilon": fields.eps,
+    }
+    return {key: name for key, name in found.items() if name is not None}
+
+
+# -- Llama, Qwen2, Qwen3 ----------------------------------------------------------------------------------------------
+
+LLAMA_KEYS, LLAMA_MODULES = _keys(llama.LlamaFields(kind="llama")), _modules("model.layers", llama.LAYER)
 
 
 def _read_llama(fields: Fields, config: Data, file: GgufFile) -> Data:
@@ -149,11 +204,11 @@ def _read_plain(fields: Fields, config: Data, file: GgufFile) -> Data:
     return {"tie_word_embeddings": _is_tied(file), **gguf_rope.read(fields, config, file)}
 
 
-def _change_llama(name: str, config: Data) -> Change:
+def _change_llama(name: str, config: Data) -> Conversion:
     if found := re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name):
         both = config.get("num_attention_heads"), config.get("num_key_value_heads")
         return RotaryPairs(both[found[1] == "k"] or both[0] or 1)
-    return Same()
+    return UNCHANGED
 
 
 def _llama(name: str, title: str, read: Callable[[Fields, Data, GgufFile], Data], **more: Any) -> Architecture:
@@ -167,23 +222,10 @@ QWEN2, QWEN3 = _llama("qwen2", "Qwen2", _read_narrow), _llama("qwen3", "Qwen3", 
 
 # -- GPT-2 ------------------------------------------------------------------------------------------------------------
 
-GPT2_KEYS = {
-    "context_length": "n_positions",
-    "embedding_length": "n_embd",
-    "block_count": "n_layer",
-    "feed_forward_length": "n_inner",
-    "attention.head_count": "n_head",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-}
-GPT2_MODULES = {
+GPT2_KEYS = {"context_length": "n_positions"} | _keys(gpt2.FIELDS)
+GPT2_ENDS = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
-    "blk.{}.attn_norm": "transformer.h.{}.ln_1",
-    "blk.{}.attn_qkv": "transformer.h.{}.attn.c_attn",
-    "blk.{}.attn_output": "transformer.h.{}.attn.c_proj",
-    "blk.{}.ffn_norm": "transformer.h.{}.ln_2",
-    "blk.{}.ffn_up": "transformer.h.{}.mlp.c_fc",
-    "blk.{}.ffn_down": "transformer.h.{}.mlp.c_proj",
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
 }
@@ -194,8 +236,10 @@ def _read_gpt2(fields: Fields, config: Data, file: GgufFile) -> Data:
     return {"tie_word_embeddings": _is_tied(file)}
 
 
-def _change_gpt2(name: str, config: Data) -> Change:
-    return Flipped() if re.fullmatch(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", name) else Same()
+def _change_gpt2(name: str, config: Data) -> Conversion:
+    return (
+        Transposed() if re.fullmatch(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", name) else UNCHANGED
+    )
 
 
 GPT2 = Architecture(
@@ -203,7 +247,7 @@ GPT2 = Architecture(
     "gpt2",
     "GPT2LMHeadModel",
     GPT2_KEYS,
-    GPT2_MODULES,
+    _modules("transformer.h", gpt2.LAYER, GPT2_ENDS),
     read=_read_gpt2,
     write=lambda config: {},
     change=_change_gpt2,
@@ -215,11 +259,6 @@ GEMMA_KEYS = LLAMA_KEYS | {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     WINDOW: "sliding_window",
-}
-GEMMA_MODULES = LLAMA_MODULES | {
-    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
 }
 PATTERN, SWA_THETA = "attention.sliding_window_pattern", "rope.freq_base_swa"
 PERIODS = {2: 2, 3: 6}  # the last layer of each period sees everything
@@ -259,12 +298,25 @@ def _write_gemma(version: int, config: Data) -> Data:
     return found | gguf_rope.write(config | {"rope_parameters": rope})
 
 
-def _change_gemma(name: str, config: Data) -> Change:
-    return PlusOne() if name.endswith("norm.weight") else Same()
+class PlusOne:
+    """Gemma's norm weights: 1 + γ in GGUF files."""
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        (x,) = parts
+        return x - 1
+
+    def part(self, whole: Tensor) -> list[Tensor]:
+        return [whole + 1]
+
+
+def _change_gemma(name: str, config: Data) -> Conversion:
+    return PlusOne() if name.endswith("norm.weight") else UNCHANGED
 
 
 def _gemma(name: str, family: str, title: str, version: int) -> Architecture:
-    keys, modules = (LLAMA_KEYS, LLAMA_MODULES) if version == 1 else (GEMMA_KEYS, GEMMA_MODULES)
+    keys, modules = LLAMA_KEYS, LLAMA_MODULES
+    if version > 1:
+        keys, modules = GEMMA_KEYS, _modules("model.layers", gemma.LAYER)
     read, write = partial(_read_gemma, version), partial(_write_gemma, version)
     return Architecture(name, family, f"{title}ForCausalLM", keys, modules, read, write, change=_change_gemma)
 
@@ -275,42 +327,23 @@ GEMMA3 = _gemma("gemma3", "gemma3_text", "Gemma3", 3)
 
 # -- Phi-3 ------------------------------------------------------------------------------------------------------------
 
-PHI3_KEYS = LLAMA_KEYS | {WINDOW: "sliding_window"}
-PHI3_MODULES = {
-    name: public for name, public in LLAMA_MODULES.items() if not re.search("attn_[qkv]|ffn_gate", name)
-} | {
-    "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.gate_up_proj",
-}
-
-
 PHI3 = Architecture(
-    "phi3", "phi3", "Phi3ForCausalLM", PHI3_KEYS, PHI3_MODULES, read=_read_narrow, write=gguf_rope.write
+    "phi3",
+    "phi3",
+    "Phi3ForCausalLM",
+    LLAMA_KEYS | {WINDOW: "sliding_window"},
+    _modules("model.layers", phi.LAYER),
+    read=_read_narrow,
+    write=gguf_rope.write,
 )
 
 # -- BERT -------------------------------------------------------------------------------------------------------------
 
-BERT_KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-}
-BERT_MODULES = {
+BERT_ENDS = {
     "token_embd": "bert.embeddings.word_embeddings",
     "token_types": "bert.embeddings.token_type_embeddings",
     "position_embd": "bert.embeddings.position_embeddings",
     "token_embd_norm": "bert.embeddings.LayerNorm",
-    "blk.{}.attn_q": "bert.encoder.layer.{}.attention.self.query",
-    "blk.{}.attn_k": "bert.encoder.layer.{}.attention.self.key",
-    "blk.{}.attn_v": "bert.encoder.layer.{}.attention.self.value",
-    "blk.{}.attn_output": "bert.encoder.layer.{}.attention.output.dense",
-    "blk.{}.attn_output_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
-    "blk.{}.ffn_up": "bert.encoder.layer.{}.intermediate.dense",
-    "blk.{}.ffn_down": "bert.encoder.layer.{}.output.dense",
-    "blk.{}.layer_output_norm": "bert.encoder.layer.{}.output.LayerNorm",
 }
 
 
@@ -326,8 +359,8 @@ BERT = Architecture(
     "bert",
     "bert",
     "BertModel",
-    BERT_KEYS,
-    BERT_MODULES,
+    _keys(bert.BERT_FIELDS),
+    _modules("bert.encoder.layer", bert.LAYER, BERT_ENDS),
     read=_read_bert,
     write=lambda config: {"attention.causal": False},
 )

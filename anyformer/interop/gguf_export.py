@@ -24,7 +24,7 @@ from anyformer.interop.gguf_file import GgufFile, GgufTensor
 from anyformer.interop.gguf_import import POOLING, POOLS
 from anyformer.interop.hf_folder import read_config
 from anyformer.interop.same_model import differences
-from anyformer.interop.weight_files import wrong
+from anyformer.interop.weight_files import must_be_new
 from anyformer.runs.processes import workspace
 from anyformer.runs.run import Run, writing
 
@@ -44,8 +44,7 @@ def to_gguf(run: Run, path: str | Path, *, dtype: Dtype = "f32") -> str:
     are F16.
     """
     path, run = Path(path), run.merge()
-    if path.exists():
-        raise wrong(path, "exists already; choose another file")
+    must_be_new(path, "file")
     gguf_file.require_package()
     by_family = {one.family: one for one in ARCHITECTURES.values()}
     pooling, config = _pooling(run.config)
@@ -90,7 +89,8 @@ def _tensors(
     for rule in family.tensor_rules(_pooling(run.config)[1]):
         for public, x in zip(rule.theirs, rule.part(state), strict=True):
             name = architecture.file_name(public)
-            yield name, architecture.change(name, data).write(x if meta else x.float())
+            (stored,) = architecture.change(name, data).part(x if meta else x.float())
+            yield name, stored
 
 
 def _kind(name: str, shape: tuple[int, ...], dtype: Dtype) -> str:

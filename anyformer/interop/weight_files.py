@@ -259,3 +259,9 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def wrong(path: str | Path, message: str) -> ConfigError:
     return ConfigError([Fault(visible(str(path)), message)])
+
+
+def must_be_new(path: str | Path, noun: str = "folder") -> None:
+    """Refuse to write where something is already."""
+    if Path(path).exists():
+        raise wrong(path, f"exists already; choose another {noun}")

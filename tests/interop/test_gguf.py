@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import anyformer as af
 from anyformer.config import ConfigError
 from anyformer.interop import gguf_file, import_model
-from anyformer.interop.gguf_architectures import ARCHITECTURES
+from anyformer.interop.gguf_architectures import ARCHITECTURES, PublicTensor
 from anyformer.interop.gguf_file import FLOATS, QUANTISED
 from anyformer.interop.gguf_rope import FACTORS
-from anyformer.interop.gguf_tensors import Flipped, PublicTensor, RotaryPairs
+from anyformer.interop.weight_rules import RotaryPairs, Transposed
 from tests.interop.public import TOLERANCE, loud
 from tests.test_cli import refused
 
@@ -206,7 +206,7 @@ def test_a_tensor_has_a_shape_that_its_change_does_not_fit(tmp_path: Path, shape
     write(tmp_path / "one.gguf", {}, {"blk.0.attn_q.weight": (np.ones(shape, np.float32), F32)})
     (inner,) = gguf_file.read(tmp_path / "one.gguf").tensors.values()
     assert PublicTensor(inner, RotaryPairs(4)).shape == shape
-    assert PublicTensor(inner, Flipped()).shape == (shape[::-1] if len(shape) == 2 else shape)
+    assert PublicTensor(inner, Transposed()).shape == (shape[::-1] if len(shape) == 2 else shape)
 
 
 def test_a_tensor_without_values_is_refused(tmp_path: Path) -> None:
