@@ -38,18 +38,18 @@ weight_rules              Rules that map public weights to ours, in both directi
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import visible
-from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import ctranslate2, gguf_import, hub, llama2c, nanochat, nanogpt, peft
 from anyformer.interop.hf_folder import from_hf
+from anyformer.interop.weight_conversion import ImportedModel
 from anyformer.interop.weight_files import load_pickle, read_json, wrong
-from anyformer.nn.model import Transformer
-from anyformer.recipe import AnyTask, LanguageModel
 from anyformer.runs.run import Run, load, new_folder, write_model, write_run, writing
 
 
@@ -73,96 +73,88 @@ def import_model(
     if out.exists():
         raise ConfigError([Fault(visible(str(out)), "exists already; choose another --out")])
     source = hub.download(str(source), allow_pickle) if hub.is_hub_name(source) else Path(source)
+    public: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "family": family,
+        "ignore_fields": ignore_fields,
+        "allow_pickle": allow_pickle,
+    }
+    read: Callable[[], Run | ImportedModel]
     if source.is_dir() and peft.is_folder(source):
-        with new_folder(out) as temporary:
-            run = _read_adapter(source, base, tokenizer, family, ignore_fields, allow_pickle)
-            with writing(out):
-                write_run(temporary, run)
-        return replace(run, folder=out)
-    if base is not None:
+        read = partial(_read_adapter, source, base, public)
+    elif base is not None:
         raise ConfigError([Fault("--base", "is for adapters of PEFT: a folder with an adapter_config.json")])
-    if source.is_dir() and not (source / "config.json").exists() and (files := llama2c.find(source)):
+    elif _is_public(source):
+        read = partial(from_hf, source, **public)
+    else:
+        noun, read = _reader(source, tokenizer, allow_pickle)
+        unused = {"--family": family, "--ignore-field": ignore_fields, "--allow-pickle": allow_pickle}
+        if option := next((name for name, given in unused.items() if given and (name, noun) != PICKLES), None):
+            raise ConfigError([Fault(option, f"is for folders with a config.json, not for {noun}")])
+    with new_folder(out) as temporary:
+        found = read()
+        with writing(out):
+            if isinstance(found, Run):
+                write_run(temporary, found)
+            else:
+                task = found.spec.build(found.tokenizer)
+                write_model(temporary, found.model.state_dict(), found.model.config, found.spec, task)
+    return replace(found, folder=out) if isinstance(found, Run) else load(out)
+
+
+PICKLES = ("--allow-pickle", ".pt files")  # which are pickles
+
+
+def _is_public(folder: Path) -> bool:
+    """Return whether a path is a folder of `transformers`; refuse one of files that are imported one by one."""
+    alone = folder.is_dir() and not (folder / "config.json").exists()
+    if alone and (files := llama2c.find(folder)):
         model_file, its_tokenizer = map(shlex.quote, map(str, files))
         what = f"holds files of llama2.c: anyformer import {model_file} --tokenizer {its_tokenizer}"
-        raise ConfigError([Fault(visible(str(source)), what)])
-    if source.is_dir() and not (source / "config.json").exists() and (source / nanogpt.FILE).exists():
-        command = f"anyformer import {shlex.quote(str(source / nanogpt.FILE))} --allow-pickle"
-        raise wrong(source, f"holds a checkpoint of nanoGPT: {command}")
-    if source.is_dir() and ctranslate2.is_folder(source):
-        _refuse(family, ignore_fields, "CTranslate2's model.bin", allow_pickle)
-        with new_folder(out) as temporary:
-            found = ctranslate2.read(source, tokenizer)
-            _write(temporary, out, found.model, found.tokenizer, found.spec)
-        return load(out)
+        raise wrong(folder, what)
+    if alone and (folder / nanogpt.FILE).exists():
+        command = f"anyformer import {shlex.quote(str(folder / nanogpt.FILE))} --allow-pickle"
+        raise wrong(folder, f"holds a checkpoint of nanoGPT: {command}")
+    return folder.is_dir() and not ctranslate2.is_folder(folder)
+
+
+def _reader(source: Path, tokenizer: str | Path | None, allow_pickle: bool) -> tuple[str, Callable[[], ImportedModel]]:
+    """Return the name of the format of a file, or of a folder that holds one, and a function that reads it."""
     if source.is_dir():
-        with new_folder(out) as temporary:
-            run = from_hf(
-                source, tokenizer=tokenizer, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields
-            )
-            with writing(out):
-                write_run(temporary, run)
-        return replace(run, folder=out)
-    suffix = source.suffix.lower()
-    if suffix == ".gguf":
-        _refuse(family, ignore_fields, "GGUF files", allow_pickle)
-        with new_folder(out) as temporary:
-            imported = gguf_import.read(source, tokenizer)
-            _write(temporary, out, imported.model, imported.tokenizer, imported.spec)
-        return load(out)
-    if suffix not in (".bin", ".pt"):
-        single = "a .gguf, llama2.c's .bin, or a .pt of nanoGPT, minGPT or nanochat"
-        kinds = f"a folder with a config.json, hf:owner/name, {single}"
-        raise wrong(source, f"is of no kind that is read: give {kinds}")
-    if suffix == ".pt":
-        _refuse(family, ignore_fields, ".pt files")
-        with new_folder(out) as temporary:
-            checkpoint = _read_checkpoint(source, tokenizer, allow_pickle)
-            _write(temporary, out, checkpoint.model, checkpoint.tokenizer, LanguageModel(framed=True))
-        return load(out)
-    _refuse(family, ignore_fields, "llama2.c's .bin", allow_pickle)
-    if tokenizer is None:
-        raise ConfigError([Fault("--tokenizer", "is missing: a llama2.c model comes with a tokenizer, a .bin, too")])
-    with new_folder(out) as temporary:
-        model, text = llama2c.read(source, tokenizer)
-        _write(temporary, out, model, text, LanguageModel(framed=True))
-    return load(out)
+        return "CTranslate2's model.bin", partial(ctranslate2.read, source, tokenizer)
+    match source.suffix.lower():
+        case ".gguf":
+            return "GGUF files", partial(gguf_import.read, source, tokenizer)
+        case ".pt":
+            return PICKLES[1], partial(_read_checkpoint, source, tokenizer, allow_pickle)
+        case ".bin":
+            return "llama2.c's .bin", partial(llama2c.read, source, tokenizer)
+    single = "a .gguf, llama2.c's .bin, or a .pt of nanoGPT, minGPT or nanochat"
+    raise wrong(source, f"is of no kind that is read: give a folder with a config.json, hf:owner/name, {single}")
 
 
-def _write(folder: Path, out: Path, model: Transformer, tokenizer: TextTokenizer, spec: AnyTask) -> None:
-    """Write a model that has one tokenizer into a new folder, which becomes `out`."""
-    with writing(out):
-        write_model(folder, model.state_dict(), model.config, spec, spec.build(tokenizer))
-
-
-def _read_adapter(
-    folder: Path,
-    base: str | Path | None,
-    tokenizer: str | Path | None,
-    family: str | None,
-    ignore_fields: Sequence[str],
-    allow_pickle: bool,
-) -> Run:
-    """Return the base model with the adapter of a folder of PEFT."""
+def _read_adapter(folder: Path, base: str | Path | None, public: dict[str, Any]) -> Run:
+    """Return the base model with the adapter of a folder of PEFT; `public` are the options of `from_hf`."""
     name = peft.base_of(folder)
     if base is None and (name is None or not Path(name).is_dir()):
         trained = f"the adapter was trained on {visible(name)}: " if name else ""
         what = f"is missing: {trained}give that model as a folder, a run, or hf:owner/name"
         raise ConfigError([Fault("--base", what)])
     place = str(base if base is not None else name)
-    path = hub.download(place, allow_pickle) if hub.is_hub_name(place) else Path(place)
+    path = hub.download(place, public["allow_pickle"]) if hub.is_hub_name(place) else Path(place)
     if (path / "task.json").exists():
-        for option, given in (("--tokenizer", tokenizer), ("--ignore-field", ignore_fields)):
-            if given:
+        for option, name in (("--tokenizer", "tokenizer"), ("--ignore-field", "ignore_fields")):
+            if public[name]:
                 raise ConfigError([Fault(option, "is for public folders: --base is a run, which is read as it is")])
-        run = load(path)
+        run, family = load(path), public["family"]
     else:
-        run = from_hf(path, tokenizer=tokenizer, allow_pickle=allow_pickle, family=family, ignore_fields=ignore_fields)
-        family = family or read_json(path / "config.json").get("model_type")
-    model = peft.read(folder, run.model.cpu(), family=family, allow_pickle=allow_pickle)
+        run = from_hf(path, **public)
+        family = public["family"] or read_json(path / "config.json").get("model_type")
+    model = peft.read(folder, run.model.cpu(), family=family, allow_pickle=public["allow_pickle"])
     return replace(run, model=model)
 
 
-def _read_checkpoint(path: Path, tokenizer: str | Path | None, allow_pickle: bool) -> nanogpt.Checkpoint:
+def _read_checkpoint(path: Path, tokenizer: str | Path | None, allow_pickle: bool) -> ImportedModel:
     """Read a .pt file by its layout."""
     if not allow_pickle:
         raise wrong(path, "is a pickle, which can run code: --allow-pickle reads its weights and plain data alone")
@@ -174,10 +166,3 @@ def _read_checkpoint(path: Path, tokenizer: str | Path | None, allow_pickle: boo
     if nanochat.is_nanochat(content):
         return nanochat.read_nanochat(path, content, tokenizer)
     raise wrong(path, "is not a checkpoint of nanoGPT (with model_args), minGPT or nanochat")
-
-
-def _refuse(family: str | None, ignore_fields: Sequence[str], format: str, allow_pickle: bool = False) -> None:
-    """Refuse the options of folders of `transformers` for another format."""
-    for option, given in (("--family", family), ("--ignore-field", ignore_fields), ("--allow-pickle", allow_pickle)):
-        if given:
-            raise ConfigError([Fault(option, f"is for folders with a config.json, not for {format}")])

@@ -9,21 +9,22 @@ variable `NAME_scale`, one number for each row, or one for all.
 import math
 import struct
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from anyformer.config import ModelConfig
-from anyformer.data.tokenizer import FILE, TextTokenizer
+from anyformer.data.tokenizer import FILE
 from anyformer.interop import public_tokenizers, speech
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.families.whisper import WHISPER, waves
 from anyformer.interop.family import PLAIN
+from anyformer.interop.weight_conversion import ImportedModel
 from anyformer.interop.weight_files import read_json, wrong
 from anyformer.nn.model import Transformer
-from anyformer.recipe import Transcribe
 
 MODEL = "model.bin"
 SPEC = "WhisperSpec"
@@ -31,7 +32,18 @@ VERSIONS = range(5, 7)  # of the format
 DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)  # by number
 MAX_VARIABLES, MAX_RANK = 100_000, 8
 START, END = "<|startoftranscript|>", "<|endoftext|>"
-ATTENTION = {"mixer": ("self_attention", ("qkv", "out")), "cross": ("attention", ("q", "kv", "out"))}
+LAYER = {
+    "mixer.norm_in": "self_attention/layer_norm",
+    "mixer.inner.qkv": "self_attention/linear_0",
+    "mixer.inner.out": "self_attention/linear_1",
+    "cross.norm_in": "attention/layer_norm",
+    "cross.inner.q": "attention/linear_0",
+    "cross.inner.kv": "attention/linear_1",
+    "cross.inner.out": "attention/linear_2",
+    "feedforward.norm_in": "ffn/layer_norm",
+    "feedforward.inner.up": "ffn/linear_0",
+    "feedforward.inner.down": "ffn/linear_1",
+}
 
 
 def is_folder(folder: Path) -> bool:
@@ -39,15 +51,7 @@ def is_folder(folder: Path) -> bool:
     return (folder / MODEL).is_file()
 
 
-class SpeechModel(NamedTuple):
-    """A speech model with its task and tokenizer."""
-
-    model: Transformer
-    spec: Transcribe
-    tokenizer: TextTokenizer
-
-
-def read(folder: Path, tokenizer: str | Path | None = None) -> SpeechModel:
+def read(folder: Path, tokenizer: str | Path | None = None) -> ImportedModel:
     """Return the model of a folder, with weights in fp32."""
     path, settings = folder / MODEL, read_json(folder / "config.json")
     weights = read_variables(path)
@@ -66,7 +70,7 @@ def read(folder: Path, tokenizer: str | Path | None = None) -> SpeechModel:
     with torch.device("meta"):
         model = Transformer(config)
     model.load_state_dict(_state(weights, config, path), assign=True)
-    return SpeechModel(model.eval(), spec, text)
+    return ImportedModel(model.eval(), text, spec)
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -198,25 +202,12 @@ def _names(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yield each of our tensors with the variable that it is."""
     yield "target.table.weight", "decoder/embeddings/weight"
     yield "decoder.embedder.tables.positions", "decoder/position_encodings/encodings"
-    for i in range(2):
-        yield from _linear(f"source.sound.convolutions.{i}", f"encoder/conv{i + 1}")
+    layers = {f"source.sound.convolutions.{i}": f"encoder/conv{i + 1}" for i in range(2)}
     for side, stack in config.stacks.items():
-        yield from _norm(f"{side}.final_norm", f"{side}/layer_norm")
-        for i in range(stack.depth):
-            ours, theirs = f"{side}.blocks.{i}", f"{side}/layer_{i}"
-            for part in ("mixer", "cross")[: 1 + (side == "decoder")]:
-                name, layers = ATTENTION[part]
-                yield from _norm(f"{ours}.{part}.norm_in", f"{theirs}/{name}/layer_norm")
-                for n, layer in enumerate(layers):
-                    yield from _linear(f"{ours}.{part}.inner.{layer}", f"{theirs}/{name}/linear_{n}")
-            yield from _norm(f"{ours}.feedforward.norm_in", f"{theirs}/ffn/layer_norm")
-            for n, layer in enumerate(("up", "down")):
-                yield from _linear(f"{ours}.feedforward.inner.{layer}", f"{theirs}/ffn/linear_{n}")
-
-
-def _linear(ours: str, theirs: str) -> list[tuple[str, str]]:
-    return [(f"{ours}.{part}", f"{theirs}/{part}") for part in ("weight", "bias")]
-
-
-def _norm(ours: str, theirs: str) -> list[tuple[str, str]]:
-    return [(f"{ours}.weight", f"{theirs}/gamma"), (f"{ours}.bias", f"{theirs}/beta")]
+        layers[f"{side}.final_norm"] = f"{side}/layer_norm"
+        for i, (ours, theirs) in product(range(stack.depth), LAYER.items()):
+            if side == "decoder" or not ours.startswith("cross"):
+                layers[f"{side}.blocks.{i}.{ours}"] = f"{side}/layer_{i}/{theirs}"
+    for ours, theirs in layers.items():
+        ends = ("gamma", "beta") if theirs.endswith("layer_norm") else ("weight", "bias")
+        yield from ((f"{ours}.{end}", f"{theirs}/{name}") for end, name in zip(("weight", "bias"), ends, strict=True))

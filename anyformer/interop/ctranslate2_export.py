@@ -17,7 +17,7 @@ from anyformer.data.tokenizer import FILE
 from anyformer.interop.hf_folder import to_hf
 from anyformer.interop.slow_tokenizers import SOURCE, TARGET, VOCAB
 from anyformer.interop.tokenizer_settings import SETTINGS, SPECIAL
-from anyformer.interop.weight_files import read_json, write_json, wrong
+from anyformer.interop.weight_files import must_be_new, read_json, write_json
 from anyformer.runs.run import Run, write_folder
 
 # Families that give the same scores there, by a test. Those of mT5 and Pegasus differ.
@@ -33,8 +33,7 @@ NEVER = -1e9  # bias of tokens that are never generated
 def export_ctranslate2(run: Run, folder: str | Path, *, family: str | None = None) -> str:
     """Write a run for CTranslate2, and return the name of the public family that it was converted from."""
     folder = Path(folder)
-    if folder.exists():
-        raise wrong(folder, "exists already; choose another folder")
+    must_be_new(folder)
     try:
         import ctranslate2.converters  # noqa: F401
     except ImportError:

@@ -4,33 +4,24 @@ Quantised weights become fp32.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from anyformer.config import ConfigError, Embedder, Fault, ModelConfig, Pool
 from anyformer.config.spec import did_you_mean, visible
-from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import gguf_file, gguf_tokenizers, public_tokenizers, weight_conversion
 from anyformer.interop.config_fields import shown
 from anyformer.interop.families import FAMILIES
 from anyformer.interop.gguf_architectures import ARCHITECTURES, Architecture
 from anyformer.interop.gguf_file import GgufFile
 from anyformer.interop.hf_folder import read_config
-from anyformer.nn.model import Transformer
+from anyformer.interop.weight_conversion import ImportedModel
 from anyformer.recipe import AnyTask, Encoder, LanguageModel
 
 ARCHITECTURE, TYPE, POOLING = "general.architecture", "general.type", "pooling_type"
 POOLS: dict[int, Pool] = {1: "mean", 2: "first", 3: "last"}
 
 
-class GgufModel(NamedTuple):
-    """A model of a GGUF file with its task and tokenizer."""
-
-    model: Transformer
-    spec: AnyTask
-    tokenizer: TextTokenizer
-
-
-def read(path: Path, tokenizer: str | Path | None = None) -> GgufModel:
+def read(path: Path, tokenizer: str | Path | None = None) -> ImportedModel:
     """Return the model of a file; `tokenizer` is the file or folder of another tokenizer than its own."""
     file = gguf_file.read(path)
     architecture = _architecture(file)
@@ -41,7 +32,7 @@ def read(path: Path, tokenizer: str | Path | None = None) -> GgufModel:
     named = Path(tokenizer or path)
     text = public_tokenizers.read(named, family.text, data) if tokenizer else gguf_tokenizers.read(file)
     public_tokenizers.check_size(text, config, named)
-    return GgufModel(weight_conversion.build(family, config, stored, path), spec, text)
+    return ImportedModel(weight_conversion.build(family, config, stored, path), text, spec)
 
 
 def _with_task(config: ModelConfig, pooling: Any, file: GgufFile) -> tuple[ModelConfig, AnyTask]:

@@ -33,10 +33,10 @@ from anyformer.interop import (
     weight_files,
 )
 from anyformer.interop.config_fields import MULTI_LABEL, Fields, shown
-from anyformer.interop.families import FAMILIES
+from anyformer.interop.families import FAMILIES, candidates
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.sentence_transformers import Sentences
-from anyformer.interop.weight_files import StoredTensor, wrong
+from anyformer.interop.weight_files import StoredTensor, must_be_new, wrong
 from anyformer.nn.model import Transformer
 from anyformer.nn.uncached import check_parts
 from anyformer.recipe import (
@@ -285,15 +285,13 @@ def to_hf(run: Run, folder: str | Path, *, family: str | None = None) -> str:
     """
     check_parts(run.model, "is written with it:")
     folder, run = Path(folder), run.merge()
-    if folder.exists():
-        raise wrong(folder, "exists already; choose another folder")
-    if family is not None and family not in FAMILIES:
-        raise ConfigError([Fault("family", f"= {family!r}: {did_you_mean(family, FAMILIES)}")])
+    must_be_new(folder)
+    families = candidates(family)
     of_sentences = sentence_transformers.fits(run.config)
     config = run.config.model_copy(update={"head": NoHead()}) if of_sentences else run.config
     if config.image_tower is not None:
         _check_end_of_text(run)
-    one, data = find_family([FAMILIES[family]] if family else FAMILIES.values(), config)
+    one, data = find_family(families, config)
     if isinstance(run.spec, Encoder | Classify | Tag) and run.spec.labels:
         names = run.spec.labels
         several = isinstance(run.spec, Classify) and run.spec.separator is not None

@@ -23,6 +23,9 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop.gguf_tokenizers import model_file
 from anyformer.interop.public_tokenizers import frame
 from anyformer.interop.sentencepiece_conversion import library_form
+from anyformer.interop.weight_conversion import ImportedModel
+from anyformer.interop.weight_files import wrong
+from anyformer.interop.weight_rules import RotaryPairs
 from anyformer.nn.model import Transformer
 
 HEADER, ENTRY = struct.Struct("<7i"), struct.Struct("<fi")
@@ -33,16 +36,18 @@ SPECIAL = ("<unk>", "<s>", "</s>")
 PIECES = len(SPECIAL) + len(BYTE_PIECES)  # the first id that is a piece of text
 
 
-def read(path: str | Path, tokenizer: str | Path) -> tuple[Transformer, TextTokenizer]:
+def read(path: str | Path, tokenizer: str | Path | None) -> ImportedModel:
     """Return a model and its tokenizer; raise `ConfigError` if a file is damaged or of another format."""
+    if tokenizer is None:
+        raise ConfigError([Fault("--tokenizer", "is missing: a llama2.c model comes with a tokenizer, a .bin, too")])
     path, found = Path(path), read_tokenizer(tokenizer)
     header = read_header(path)
     if header.vocab != found.size:
-        raise _wrong(tokenizer, f"has {found.size} tokens, and the model in {path.name} has {header.vocab}")
+        raise wrong(tokenizer, f"has {found.size} tokens, and the model in {path.name} has {header.vocab}")
     with torch.device("meta"):
         model = Transformer(header.config())
     model.load_state_dict(_weights(path, header), assign=True)
-    return model.eval(), found
+    return ImportedModel(model.eval(), found)
 
 
 def find(folder: Path) -> tuple[Path, Path] | None:
@@ -69,18 +74,10 @@ class Header(NamedTuple):
 
     def config(self) -> ModelConfig:
         """Return the config; rotary positions have no end, so `length` is that of the training."""
-        config = presets.llama(
-            depth=self.depth,
-            width=self.width,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            ff=self.ff,
-            vocab=self.vocab,
-        )
+        sizes = self._asdict()
+        length, tie = sizes.pop("length"), "output" if sizes.pop("tied") else "none"
         ends = Special(bos=BOUND, eos=BOUND)
-        return config.model_copy(
-            update={"tie": "output" if self.tied else "none", "special": ends, "context": self.length}
-        )
+        return presets.llama(**sizes).model_copy(update={"tie": tie, "special": ends, "context": length})
 
 
 def read_header(path: Path) -> Header:
@@ -89,20 +86,20 @@ def read_header(path: Path) -> Header:
         start = file.read(HEADER.size)
         length = file.seek(0, 2)
     if len(start) < HEADER.size:
-        raise _wrong(path, f"is no llama2.c model: it has {len(start)} bytes, and the header alone has {HEADER.size}")
+        raise wrong(path, f"is no llama2.c model: it has {len(start)} bytes, and the header alone has {HEADER.size}")
     width, ff, depth, heads, kv_heads, vocab, positions = HEADER.unpack(start)
     if width == MAGIC:
-        raise _wrong(path, f"is of llama2.c's version {ff}: only version 0 is read, which its export.py writes, too")
+        raise wrong(path, f"is of llama2.c's version {ff}: only version 0 is read, which its export.py writes, too")
     header = Header(width, ff, depth, heads, kv_heads, abs(vocab), positions, tied=vocab > 0)
     if not all(0 < size <= MAX_SIZE for size in header[:-1]):
-        raise _wrong(path, f"is no llama2.c model: its first numbers, {header[:-1]}, are no sizes")
+        raise wrong(path, f"is no llama2.c model: its first numbers, {header[:-1]}, are no sizes")
     if width % heads or heads % kv_heads or width // heads % 2:
         what = f"dim = {width}, n_heads = {heads}, n_kv_heads = {kv_heads}"
-        raise _wrong(path, f"is no llama2.c model: {what} make no heads of an even width")
+        raise wrong(path, f"is no llama2.c model: {what} make no heads of an even width")
     expected = HEADER.size + 4 * sum(math.prod(shape) for shape in _layout(header).values())
     if length != expected:
         what = "it was cut short" if length < expected else "something follows the weights"
-        raise _wrong(path, f"has {length:,} bytes, and its header needs {expected:,}: {what}")
+        raise wrong(path, f"has {length:,} bytes, and its header needs {expected:,}: {what}")
     return header
 
 
@@ -138,28 +135,24 @@ def _weights(path: Path, header: Header) -> dict[str, Tensor]:
             part = np.fromfile(file, "<f4", math.prod(shape))
             if not np.isfinite(part).all():
                 at = HEADER.size + 4 * sum(x.numel() for x in read.values()) + 4 * int((~np.isfinite(part)).argmax())
-                raise _wrong(path, f"is damaged: at byte {at:,}, in {name}, there is a number that is not finite")
+                raise wrong(path, f"is damaged: at byte {at:,}, in {name}, there is a number that is not finite")
             read[name] = torch.from_numpy(part.astype(np.float32, copy=False)).view(shape)
     state = {"target.table.weight": read["table"], "decoder.final_norm.weight": read["final_norm"]}
     if not header.tied:
         state["head.table"] = read["head"]
+    queries, keys = RotaryPairs(header.heads), RotaryPairs(header.kv_heads)
     for i in range(header.depth):
-        q, k = _halves(read["q"][i], header.heads), _halves(read["k"][i], header.kv_heads)
-        block = f"decoder.blocks.{i}"
-        state |= {
-            f"{block}.mixer.norm_in.weight": read["norm"][i],
-            f"{block}.mixer.inner.qkv.weight": torch.cat((q, k, read["v"][i])),
-            f"{block}.mixer.inner.out.weight": read["out"][i],
-            f"{block}.feedforward.norm_in.weight": read["ff_norm"][i],
-            f"{block}.feedforward.inner.gate_up.weight": torch.cat((read["gate"][i], read["up"][i])),
-            f"{block}.feedforward.inner.down.weight": read["down"][i],
+        q, k = queries.join([read["q"][i]]), keys.join([read["k"][i]])
+        parts = {
+            "mixer.norm_in": read["norm"][i],
+            "mixer.inner.qkv": torch.cat((q, k, read["v"][i])),
+            "mixer.inner.out": read["out"][i],
+            "feedforward.norm_in": read["ff_norm"][i],
+            "feedforward.inner.gate_up": torch.cat((read["gate"][i], read["up"][i])),
+            "feedforward.inner.down": read["down"][i],
         }
+        state |= {f"decoder.blocks.{i}.{name}.weight": x for name, x in parts.items()}
     return {name: x.clone() for name, x in state.items()}  # no views of all layers
-
-
-def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows from rotary pairs (2i, 2i + 1) to pairs (i, i + k/2)."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 # -- the tokenizer ----------------------------------------------------------------------------------------------------
@@ -179,7 +172,7 @@ def _pieces(path: Path) -> list[tuple[str, float, int]]:
     """Return all tokens by id, each with its score and type."""
     entries = _entries(path)
     if len(entries) < PIECES or tuple(text.decode("utf-8", "replace") for text, _ in entries[3:PIECES]) != BYTE_PIECES:
-        raise _wrong(path, "is no llama2.c tokenizer: ids 3 to 258 are not the bytes <0x00> to <0xFF>")
+        raise wrong(path, "is no llama2.c tokenizer: ids 3 to 258 are not the bytes <0x00> to <0xFF>")
     types = (UNKNOWN, CONTROL, CONTROL)
     found = [(token, 0.0, type) for token, type in zip(SPECIAL, types, strict=True)]
     found += [(token, 0.0, BYTE) for token in BYTE_PIECES]
@@ -188,11 +181,11 @@ def _pieces(path: Path) -> list[tuple[str, float, int]]:
         try:
             piece = text.decode().replace(" ", SPACE)
         except UnicodeDecodeError:
-            raise _wrong(path, f"is damaged: token {i} is not UTF-8") from None
+            raise wrong(path, f"is damaged: token {i} is not UTF-8") from None
         if not piece or piece in known:
-            raise _wrong(path, f"is damaged: token {i}, '{visible(piece)}', is {'there twice' if piece else 'empty'}")
+            raise wrong(path, f"is damaged: token {i}, '{visible(piece)}', is {'there twice' if piece else 'empty'}")
         if not math.isfinite(score):
-            raise _wrong(path, f"is damaged: the score of token {i} is not finite")
+            raise wrong(path, f"is damaged: the score of token {i} is not finite")
         known.add(piece)
         found.append((piece, score, NORMAL))
     return found
@@ -202,7 +195,7 @@ def _entries(path: Path) -> list[tuple[bytes, float]]:
     with _open(path) as file:
         data = file.read()
     if len(data) < 4:
-        raise _wrong(path, f"is no llama2.c tokenizer: it has {len(data)} bytes")
+        raise wrong(path, f"is no llama2.c tokenizer: it has {len(data)} bytes")
     (longest,) = struct.unpack_from("<i", data)
     found: list[tuple[bytes, float]] = []
     at = 4
@@ -211,9 +204,9 @@ def _entries(path: Path) -> list[tuple[bytes, float]]:
         end = at + ENTRY.size + size
         if not 0 <= size <= longest:
             what = f"token {len(found)}, at byte {at:,}, has {size} bytes, and the longest has {longest}"
-            raise _wrong(path, f"is no llama2.c tokenizer, or damaged: {what}")
+            raise wrong(path, f"is no llama2.c tokenizer, or damaged: {what}")
         if end > len(data):
-            raise _wrong(path, f"was cut short: token {len(found)}, at byte {at:,}, is not whole")
+            raise wrong(path, f"was cut short: token {len(found)}, at byte {at:,}, is not whole")
         found.append((data[at + ENTRY.size : end], score))
         at = end
     return found
@@ -223,8 +216,4 @@ def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from None
-
-
-def _wrong(path: str | Path, message: str) -> ConfigError:
-    return ConfigError([Fault(visible(str(path)), message)])
+        raise wrong(path, f"cannot be read: {error.strerror}") from None

@@ -29,8 +29,9 @@ from anyformer.data.vocabulary import BYTES
 from anyformer.interop import public_tokenizers, weight_conversion, weight_files
 from anyformer.interop.config_fields import Fields
 from anyformer.interop.family import WeightNames, tile_layers
-from anyformer.interop.nanogpt import HEAD, POSITIONS, TABLE, Checkpoint, tensors
+from anyformer.interop.nanogpt import HEAD, POSITIONS, TABLE, tensors
 from anyformer.interop.plain_pickle import StoredState, read_plain
+from anyformer.interop.weight_conversion import ImportedModel
 from anyformer.interop.weight_files import PickledTensor, wrong
 from anyformer.interop.weight_rules import AnyRule, Rule
 
@@ -67,7 +68,7 @@ def is_nanochat(content: Any) -> bool:
     return isinstance(content, dict) and {TABLE, HEAD} <= content.keys() and POSITIONS not in content
 
 
-def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path | None) -> Checkpoint:
+def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path | None) -> ImportedModel:
     """Return the model of a model_STEP.pt; without a `tokenizer`, by the tokenizer.pkl beside it."""
     stored = tensors(path, content)
     if later := {what for name in stored for part, what in LATER.items() if name.split(".")[0] == part}:
@@ -95,7 +96,7 @@ def read_nanochat(path: Path, content: Mapping[str, Any], tokenizer: str | Path 
             stored[name] = PickledTensor(path, table.tensor[: config.vocab])
     for width in (config.width, config.width // fields("n_head", 6)):
         stored[f"{NORMS}{width}"] = PickledTensor(path, torch.ones(width))
-    return Checkpoint(weight_conversion.build(NAMES, config, stored, path), text)
+    return ImportedModel(weight_conversion.build(NAMES, config, stored, path), text)
 
 
 # -- the model --------------------------------------------------------------------------------------------------------

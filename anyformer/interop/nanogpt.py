@@ -1,4 +1,4 @@
-"""Checkpoints of nanoGPT and minGPT (Karpathy 2020–2023): GPT-2's architecture with plain linear layers.
+"""ImportedModels of nanoGPT and minGPT (Karpathy 2020–2023): GPT-2's architecture with plain linear layers.
 
 nanoGPT's ckpt.pt holds `model_args` beside the weights and the settings of training; its GELU is exact, and its head is
 tied. minGPT's model.pt is a state dict; a config.json beside it holds the number of heads. Its GELU is the tanh
@@ -24,9 +24,9 @@ from anyformer.interop.config_fields import Fields
 from anyformer.interop.families import gpt2
 from anyformer.interop.family import PLAIN, WeightNames
 from anyformer.interop.plain_pickle import read_plain
+from anyformer.interop.weight_conversion import ImportedModel
 from anyformer.interop.weight_files import StoredTensor, wrong
 from anyformer.interop.weight_rules import AnyRule, Rule
-from anyformer.nn.model import Transformer
 
 FILE, META = "ckpt.pt", "meta.pkl"
 PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")  # of torch.compile and of data parallelism
@@ -47,13 +47,6 @@ MINGPT_HEADS = {
 }
 
 
-class Checkpoint(NamedTuple):
-    """A model from a .pt file with its tokenizer."""
-
-    model: Transformer
-    tokenizer: TextTokenizer
-
-
 def is_nanogpt(content: Any) -> bool:
     """Return whether the content of a .pt file has the layout of nanoGPT's train.py."""
     return isinstance(content, dict) and isinstance(content.get("model_args"), dict) and "model" in content
@@ -64,7 +57,7 @@ def is_mingpt(content: Any) -> bool:
     return isinstance(content, dict) and {TABLE, POSITIONS, HEAD} <= content.keys()
 
 
-def read_nanogpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path | None) -> Checkpoint:
+def read_nanogpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path | None) -> ImportedModel:
     """Return the model of a ckpt.pt; without a `tokenizer`, by the meta.pkl beside it or in the data folder."""
     fields = Fields(dict(content["model_args"]), f"{path}: model_args")
     with fields.named():
@@ -77,7 +70,7 @@ def read_nanogpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path |
     return _build(config, tensors(path, content["model"]), path, file)
 
 
-def read_mingpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path | None) -> Checkpoint:
+def read_mingpt(path: Path, content: Mapping[str, Any], tokenizer: str | Path | None) -> ImportedModel:
     """Return the model of a state dict of minGPT, with the number of heads of the config.json beside it."""
     stored = tensors(path, content)
     if tokenizer is None:
@@ -164,12 +157,12 @@ def tensors(path: Path, content: Any) -> dict[str, StoredTensor]:
     return {PREFIXES.sub("", name): tensor for name, tensor in found.items()}
 
 
-def _build(config: ModelConfig, stored: dict[str, StoredTensor], path: Path, file: Path) -> Checkpoint:
+def _build(config: ModelConfig, stored: dict[str, StoredTensor], path: Path, file: Path) -> ImportedModel:
     text = read_vocabulary(file)
     public_tokenizers.check_size(text, config, file)
     config = config.model_copy(update={"special": spec.Special(bos=text.bos, eos=text.eos)})
     weight_conversion.check_excess(config, stored, path)
-    return Checkpoint(weight_conversion.build(NAMES, config, stored, path), text)
+    return ImportedModel(weight_conversion.build(NAMES, config, stored, path), text)
 
 
 # -- the vocabulary ---------------------------------------------------------------------------------------------------

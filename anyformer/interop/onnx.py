@@ -35,7 +35,7 @@ from anyformer.config import (
     Recurrent,
     StateMixer,
 )
-from anyformer.config.spec import visible
+from anyformer.interop.weight_files import must_be_new, wrong
 from anyformer.kernels.conventions import PADDING
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
@@ -53,8 +53,7 @@ def export_onnx(run: Run | Transformer, path: str | Path) -> Path:
     """Write a model in fp32, with adapters merged, as an ONNX file; above 1.5 GB the weights are in `<path>.data`."""
     path = Path(path)
     for taken in (path, _data(path)):
-        if taken.exists():
-            raise _fault(taken, "exists already; choose another file")
+        must_be_new(taken, "file")
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError([Fault("onnx", f"needs {', '.join(missing)}: pip install 'anyformer[export]'")])
     model = _plain(merge(run.model if isinstance(run, Run) else run))
@@ -246,7 +245,7 @@ def _check(model: Transformer, inputs: list[GraphInput], written: Path, path: Pa
             theirs = torch.from_numpy(session.run(None, {name: x.numpy() for name, x in feed.items()})[0])
         apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1))
         if not apart <= TOLERANCE:  # nor where it is NaN
-            raise _fault(path, f"is not written: onnxruntime's outputs differ from torch's by {apart:.1e}")
+            raise wrong(path, f"is not written: onnxruntime's outputs differ from torch's by {apart:.1e}")
 
 
 @contextmanager
@@ -271,7 +270,7 @@ def _as_fault(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _fault(path, f"is not written: {what}: {_reason(error)}") from error
+        raise wrong(path, f"is not written: {what}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -284,7 +283,3 @@ def _reason(error: BaseException) -> str:
 
 def _data(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
-
-
-def _fault(path: Path, message: str) -> ConfigError:
-    return ConfigError([Fault(visible(str(path)), message)])

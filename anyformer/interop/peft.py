@@ -18,16 +18,16 @@ from torch import Tensor
 
 from anyformer.config import LM, ConfigError, Fault, LoRA, ModelConfig
 from anyformer.config.adapter import adapted, every_matrix
-from anyformer.config.spec import did_you_mean, visible
+from anyformer.config.spec import visible
 from anyformer.generation.constraints import regex
 from anyformer.generation.constraints.automaton import Automaton
 from anyformer.generation.constraints.regex import EMPTY, Alt, Chars, Repeat, Seq, literal, optional, without
 from anyformer.interop import weight_files
 from anyformer.interop.config_fields import Fields, shown
-from anyformer.interop.families import FAMILIES
+from anyformer.interop.families import candidates
 from anyformer.interop.family import Family, find_family
 from anyformer.interop.weight_conversion import is_finite, warn_nonfinite
-from anyformer.interop.weight_files import StoredTensor, wrong
+from anyformer.interop.weight_files import StoredTensor, must_be_new, wrong
 from anyformer.interop.weight_rules import Grouped, Interleaved, StackedRows, TensorRule, Transposed
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import Run, write_folder
@@ -86,7 +86,7 @@ def read(folder: Path, base: Transformer, *, family: str | None = None, allow_pi
     if base.config.adapter is not None:
         raise ConfigError([Fault("--base", "has an adapter: give the model that the adapter was trained on")])
     scales = _read_config(folder / CONFIG)
-    one, _ = find_family([_family(family)] if family else FAMILIES.values(), base.config)
+    one, _ = find_family(candidates(family), base.config)
     stored = _named(one, _stored(folder, allow_pickle))
     if nonfinite := [name for name, x in stored.items() if not is_finite(x.read())]:
         warn_nonfinite(stored[nonfinite[0]].file, nonfinite)
@@ -138,12 +138,6 @@ def _pattern(text: str, fields: Fields) -> Automaton:
         return Automaton(Alt(tuple(Seq((EMPTY if first else above, node)) for first, node, _ in found)))
     except ConfigError as error:
         raise ConfigError([fields.fault("alpha_pattern", error.faults[0].message)]) from None
-
-
-def _family(name: str) -> Family:
-    if name not in FAMILIES:
-        raise ConfigError([Fault("family", f"= {name!r}: {did_you_mean(name, FAMILIES)}")])
-    return FAMILIES[name]
 
 
 def _stored(folder: Path, allow_pickle: bool) -> dict[str, StoredTensor]:
@@ -249,15 +243,14 @@ def _targets(config: ModelConfig, names: set[str]) -> tuple[str, ...]:
 def export_peft(run: Run, folder: str | Path, *, family: str | None = None) -> str:
     """Write the adapter of a run as a folder of PEFT, and return the name of the base model's family."""
     folder, lora = Path(folder), run.config.adapter
-    if folder.exists():
-        raise wrong(folder, "exists already; choose another folder")
+    must_be_new(folder)
     if lora is None:
         raise ConfigError([Fault("adapter", "the run has no LoRA adapter: export it with --format hf")])
     if not isinstance(run.config.head, LM):
         what = f"= '{run.config.head.kind}': it was trained with the adapter; merge both: --format hf"
         raise ConfigError([Fault("head", what)])
     plain = run.config.model_copy(update={"adapter": None})
-    one, _ = find_family([_family(family)] if family else FAMILIES.values(), plain)
+    one, _ = find_family(candidates(family), plain)
     rules = one.tensor_rules(plain)
     tensors = dict(_parts(rules, run.model.state_dict()))
     modules = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
+from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import weight_files
 from anyformer.interop.family import BODY, Family, WeightNames
 from anyformer.interop.weight_files import StoredTensor, wrong
@@ -20,11 +21,20 @@ from anyformer.interop.weight_rules import Alias, ConstantTensor, TensorRule
 from anyformer.kernels.conventions import Note
 from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
+from anyformer.recipe import AnyTask, LanguageModel
 
 # prefixes of weights that belong to a head
 HEADS = ("lm_head.", "cls.", "classifier.", "score.", "qa_outputs.", "classification_head.")
 MAX_FAULTS = 5  # similar faults listed in an error
 MAX_EXCESS = 100  # times the values in the weights: a config that needs more parameters is not built
+
+
+class ImportedModel(NamedTuple):
+    """A model of another program with its tokenizer and task."""
+
+    model: Transformer
+    tokenizer: TextTokenizer
+    spec: AnyTask = LanguageModel(framed=True)
 
 
 def named(family: Family, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

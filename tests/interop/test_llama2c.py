@@ -112,7 +112,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_logits_are_those_of_a_plain_forward(tmp_path: Path, tied: bool) -> None:
     entries = vocabulary(WORDS + PIECE)
     weights = model_file(tmp_path / "model.bin", len(entries), tied)
-    model, _ = read(tmp_path / "model.bin", tokenizer_file(tmp_path / "tok.bin", entries))
+    model, *_ = read(tmp_path / "model.bin", tokenizer_file(tmp_path / "tok.bin", entries))
     ids = torch.randint(len(entries), (1, 40))
     expected = torch.from_numpy(forward(weights, ids[0].tolist()))
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_a_run_is_made_of_it(files: tuple[Path, Path], tmp_path: Path) -> None:
     said = done("import", files[0], "--tokenizer", files[1], "--out", out)
     assert f"imported: {out}, " in said
     assert f"next:     anyformer generate {out} --prompt" in said
-    run, (model, tokenizer) = af.load(out, device="cpu"), read(*files)
+    run, (model, tokenizer, _) = af.load(out, device="cpu"), read(*files)
     ids = torch.randint(run.tokenizer.size, (2, 9))
     with torch.no_grad():
         assert run.model(ids).equal(model(ids))
