@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from anyformer.attention.attend import attend
+from anyformer.attention.attend import attend, lower
 from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import make_layout
-from anyformer.attention.lower import lower
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import (

@@ -1,13 +1,12 @@
 """Attention: token layouts, masks lowered for a kernel, the choice of that kernel, and the call.
 
-attend           Dispatch over the kernels, and `eager`, the reference that all of them must equal
+attend           The mask for a kernel, and the call: dispatch over the kernels, with `eager`, their reference
 cache            State between calls: KV caches, recurrent states, segment memory
-choose           The choice of a kernel, with its reason, from Python facts
+choose           The decision for a kernel, with its reason, from Python facts
 explain          The kernel that a layer would run on, without running it
 few_queries      Attention of few queries to a KV cache, the kernel of decode steps
 flex             FlexAttention: skips blocks of keys that no query sees
 layout           Positions, segments and marks of tokens, and visibility: the definition of every mask
-lower            From a pattern and two layouts to the mask that the chosen kernel takes
 lowered          The lowered mask: Dense, FewQueries, ShortRows, Blocks or Documents
 media_batch      Images, sounds and features of a batch
 padding          Rows of ids of unequal length as one padded tensor

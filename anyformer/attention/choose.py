@@ -20,8 +20,7 @@ from anyformer.attention.lowered import Dense, KernelChoice
 from anyformer.attention.scores import Normalizer
 from anyformer.config import Attention, Pattern, Position
 from anyformer.config.visibility import EVERYTHING, PAST
-from anyformer.kernels.private import functorch_is_active
-from anyformer.kernels.runtime import HALF, HAS_TRITON, Runtime
+from anyformer.kernels.runtime import HALF, Runtime
 
 FLEX_MIN_PAIRS = 1024 * 1024  # queries × keys from which `flex` repays its start-up cost
 SHORT_MAX_MASKLESS_ROW = 64  # tokens of a row where no mask is needed; at 128 the forward pass of `sdpa` is faster
@@ -48,6 +47,7 @@ class Requirements(NamedTuple):
     sinks: bool = False
     latent: LatentCost | None = None
     own_weights: bool = False  # the layer computes its weights itself
+    rotary_width: int = 0  # of a key: how much of it the scheme may rotate
 
     @classmethod
     def of(cls, spec: Attention, width: int) -> "Requirements":
@@ -59,7 +59,8 @@ class Requirements(NamedTuple):
         if spec.latent:
             rank, rotary = spec.latent.rank, spec.latent.rotary_width
             latent = LatentCost(rank + rotary, rank, 2 * rank + rotary - k - k_v, rank * (k - rotary + k_v))
-        return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, latent, spec.own_weights)
+        own = latent, spec.own_weights, spec.rotary_width(width)
+        return cls(k, k_v, spec.normalizer, spec.dropout > 0, spec.cap, spec.sinks, *own)
 
     def absorbs(self, queries: int) -> bool:
         """Return whether compressed vectors are cheaper than expanded keys and values for this many queries."""
@@ -87,21 +88,23 @@ class Pair(NamedTuple):
         return max(self.q.length, self.k.length)
 
 
-def choose(
-    backend: str, pattern: Pattern, q: Layout, k: Layout, role: Role, scheme: Position, needs: Requirements, at: Runtime
-) -> KernelChoice:
-    """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can.
-
-    Layouts with equal facts share one decision.
-    """
-    transformed, grads = at.device == "cuda" and functorch_is_active(), torch.is_grad_enabled()
-    pair = Pair(q.facts, k.facts, role, q is k, grads, transformed, HAS_TRITON)
-    decide = _choose if torch.compiler.is_compiling() else _choose_once
-    return decide(backend, pattern, pair, scheme, needs, at)
-
-
-def _choose(
+def decide(
     backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime
+) -> KernelChoice:
+    """Return the requested kernel, or the next best one if it cannot run; for `auto` the fastest one that can."""
+    maskless = None if scheme.biases() else without_mask(pattern, pair.q, pair.k, pair.role)
+    choice = _decide(backend, pattern, pair, scheme, needs, at, maskless is not None)
+    if maskless is None or choice.kernel not in ("sdpa", "eager"):
+        return choice
+    return choice._replace(maskless=maskless._replace(kernel=choice.kernel))
+
+
+decide_once = lru_cache(maxsize=4096)(decide)
+"""The same; facts that were there before take their decision from then."""
+
+
+def _decide(
+    backend: str, pattern: Pattern, pair: Pair, scheme: Position, needs: Requirements, at: Runtime, maskless: bool
 ) -> KernelChoice:
     content = f"{scheme.kind} positions add a bias of each text's own" if scheme.reads_content() else None
     obstacles = {
@@ -121,9 +124,7 @@ def _choose(
         case "auto":
             if obstacles["decode"] is None:
                 return KernelChoice("decode", "few queries read a cache")
-            maskless = (
-                not scheme.biases() and not content and without_mask(pattern, pair.q, pair.k, pair.role) is not None
-            )
+            maskless = maskless and not content
             # outside of a compiled step the host needs longer to launch `short` than the GPU for most rows
             compiled = torch.compiler.is_compiling() and pair.grads
             if compiled and obstacles["short"] is None and (not maskless or pair.longest <= SHORT_MAX_MASKLESS_ROW):
@@ -144,9 +145,6 @@ def _choose(
     return KernelChoice("sdpa", reason) if obstacle is None else KernelChoice("eager", f"{reason}; {obstacle}")
 
 
-_choose_once = lru_cache(maxsize=4096)(_choose)
-
-
 def without_mask(pattern: Pattern, q: Facts | Layout, k: Facts | Layout, role: Role) -> Dense | None:
     """Return the dense form without a stored mask, or None if layouts and pattern need one."""
     if q.marks is None and k.marks is None and not q.packed and not k.packed:
@@ -156,12 +154,6 @@ def without_mask(pattern: Pattern, q: Facts | Layout, k: Facts | Layout, role: R
         if pattern.as_window == PAST and role == "self" and q.ordered and q.padding != "any":
             return Dense(causal=True)
     return None
-
-
-def sees_whole_rows(pattern: Pattern, q: Layout, k: Layout, scheme: Position) -> bool:
-    """Return whether the newest token of each row, its only query, sees all keys of the row."""
-    plain = q.marks is None and k.marks is None and not scheme.biases()
-    return plain and pattern.as_window in (EVERYTHING, PAST) and q.positions.shape[1] == 1
 
 
 # -- why a kernel cannot run: None if it can --------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 import torch
 
-from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.attend import choose
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role, make_layout
 from anyformer.attention.lowered import KernelChoice
 from anyformer.config import Attention, Pattern, Position

@@ -239,6 +239,8 @@ def sees(pattern: Pattern, q: Layout, k: Layout) -> Tensor:
         seen = seen | (q.marks >= SEER)[:, :, None]
     if q.marks is not None and k.marks is not None:
         seen = seen | ((q.marks[:, :, None] == k.marks[:, None, :]) & (k.marks < PLAIN)[:, None, :])
-    if q.segments is not None or k.segments is not None:
-        seen = seen & (q.segment_ids[:, :, None] == k.segment_ids[:, None, :])
-    return seen
+    if q.segments is None and k.segments is None:
+        return seen
+    q_segments = 0 if q.segments is None else q.segments[:, :, None]
+    k_segments = 0 if k.segments is None else k.segments[:, None, :]
+    return seen & (q_segments == k_segments)

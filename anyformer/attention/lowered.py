@@ -128,6 +128,19 @@ class KernelChoice(NamedTuple):
 
     kernel: Kernel
     reason: str
+    maskless: Dense | None = None  # the form for `sdpa` or `eager` where no mask is needed
+
+
+class RotaryKernel:
+    """Rotation of whole heads by one kernel, in place of the formula of a rotary scheme."""
+
+    def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
+        return rotate_heads(x, *rotation)
+
+
+def can_rotate(scheme: Position, rotation: Rotation, width: int) -> bool:
+    """Return whether `RotaryKernel` supports vectors of this width."""
+    return runs_fused(rotation.cos) and isinstance(scheme, RotaryScheme) and rotation.cos.shape[-1] == width
 
 
 class FirstValues:
@@ -150,23 +163,10 @@ class Relation(NamedTuple):
 
     lowered: Lowered = Dense()
     choice: KernelChoice = KernelChoice("sdpa", "built without a choice")
-    scheme: Position = Position.none()
+    scheme: "Position | RotaryKernel" = Position.none()  # rotates queries and keys
     rotation: Rotation | None = None  # of the new tokens: keys in a cache are rotated already
     relative: Relative | None = None  # vectors of distances, which each layer projects and compares with its content
     absorbs: bool = False  # latent attention reads the cached vectors themselves, as a single head
     whole: WholeRows | None = None  # the rows of the keys, of which a process computes a part; None: it computes all
     first_values: FirstValues | None = None
     reads_in_place: bool = False  # whether the kernel finds keys and values in the cache by a table
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """Return queries or keys [b, h, t, k] rotated to their positions; x itself if the scheme rotates nothing."""
-        if self.rotation is None:
-            return x
-        if (
-            x.is_cuda
-            and runs_fused(x)
-            and isinstance(self.scheme, RotaryScheme)
-            and self.rotation.cos.shape[-1] == x.shape[-1]
-        ):
-            return rotate_heads(x, *self.rotation)
-        return self.scheme.rotate(x, self.rotation)

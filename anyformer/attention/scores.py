@@ -17,6 +17,7 @@ class Scoring(NamedTuple):
     normalizer: Normalizer = "softmax"  # relu: relu(scores) / number of visible keys
     cap: float | None = None
     sinks: Tensor | None = None  # [h]: a score for each head that takes weight and has no value
+    dropout: float = 0.0  # of the weights: 0 in evaluation
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Return cap(q kᵀ · scale), [b, h, t, s] in fp32 or wider, before biases and masks."""

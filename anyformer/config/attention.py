@@ -200,9 +200,13 @@ class Attention(Mixer):
     def build(self, width: int) -> "nn.Module":
         from anyformer.nn.attention import MultiHeadAttention
         from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
+        from anyformer.nn.attention_variants.latent import LatentAttention
 
-        special = self.position.attention() if self.position else None
-        return (special or (GlobalTokenAttention if self.global_projections else MultiHeadAttention))(self, width)
+        if self.position is not None and (special := self.position.attention()) is not None:
+            return special(self, width)
+        if isinstance(self.compress, Latent):
+            return LatentAttention(self, width)
+        return (GlobalTokenAttention if self.global_projections else MultiHeadAttention)(self, width)
 
     def stores(self, width: int) -> Sizes:
         if latent := self.latent:

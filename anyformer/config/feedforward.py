@@ -198,11 +198,10 @@ class Gated(Network):
         return "gated feed-forward"
 
     def join(self) -> "Callable[..., Tensor]":
-        from anyformer.kernels.elementwise import silu_gate
-        from anyformer.nn.feedforward import join_gate
+        from anyformer.nn.feedforward import join_gate, swiglu
 
         if isinstance(self.activation, Silu) and self.limit is None and not self.offset:
-            return silu_gate
+            return swiglu
         return partial(join_gate, act=self.activation.function(), limit=self.limit, offset=self.offset)
 
     def network(self, width: int, hidden: int) -> "nn.Module":

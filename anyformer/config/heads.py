@@ -224,10 +224,9 @@ class Classifier(LabelHead):
     def build(self, width: int, read: Input, tied: bool) -> "nn.Module":
         from torch import nn
 
-        from anyformer.nn.dropout import Dropout
         from anyformer.nn.heads import PooledHead
 
-        classify = nn.Sequential(Dropout(self.dropout), nn.Linear(width, self.count, bias=self.bias))
+        classify = nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width, self.count, bias=self.bias))
         return PooledHead(self.pool, self.transform.build(width, width), classify)
 
     def cost(self, width: int, read: Input, b: int, t: int, tied: bool) -> Cost:

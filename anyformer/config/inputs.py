@@ -185,7 +185,7 @@ class Patches(Input):
         return ImageSegment(image_height=height, image_width=width, patch=self.patch, channels=kind, both_ways=False)
 
     def build(self, width: int, own_table: bool = True) -> "nn.Module":
-        from anyformer.nn.inputs import PatchInput
+        from anyformer.nn.feature_inputs import PatchInput
 
         return PatchInput(self, width)
 
@@ -217,7 +217,7 @@ class Features(Input):
     dropout: Probability = 0.0  # on the embeddings
 
     def build(self, width: int, own_table: bool = True) -> "nn.Module":
-        from anyformer.nn.inputs import FeatureInput
+        from anyformer.nn.feature_inputs import FeatureInput
 
         return FeatureInput(self, width)
 
@@ -239,7 +239,7 @@ class Audio(Input, Spectrogram):
     dropout: Probability = 0.0  # on the embeddings
 
     def build(self, width: int, own_table: bool = True) -> "nn.Module":
-        from anyformer.nn.inputs import AudioInput
+        from anyformer.nn.feature_inputs import AudioInput
 
         return AudioInput(self, width)
 

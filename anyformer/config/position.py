@@ -153,7 +153,7 @@ class RotaryScheme(Position):
         # not stored on a GPU, where a captured graph owns them, nor by a compiler, which has none of them yet
         on_cpu = type(positions) is torch.Tensor and positions.device.type == "cpu"
         waves = _waves if on_cpu and not torch.compiler.is_compiling() else _waves.__wrapped__
-        frequencies, temper = waves(self, self.rotated(key_width), positions.device)
+        frequencies, temper = waves(self, key_width, positions.device)
         angles = self._angles(positions.to(torch.float32), frequencies).unsqueeze(1)  # [b, 1, t, k_rot/2]
         cos, sin = angles.cos() * temper, angles.sin() * temper
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
@@ -334,6 +334,6 @@ def _frequencies(device: "torch.device", base: float, width: int) -> "Tensor":
 
 
 @lru_cache(maxsize=64)
-def _waves(scheme: RotaryScheme, width: int, device: "torch.device") -> "tuple[Tensor, float]":
+def _waves(scheme: RotaryScheme, key_width: int, device: "torch.device") -> "tuple[Tensor, float]":
     """Store the frequencies of a scheme: each further token would compute them again."""
-    return scheme.frequencies(width, device)
+    return scheme.frequencies(scheme.rotated(key_width), device)

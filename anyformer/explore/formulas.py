@@ -25,9 +25,11 @@ from anyformer.config import (
     SquaredRelu,
 )
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
-from anyformer.nn.attention_variants.latent import LatentProjection
+from anyformer.nn.attention_variants.latent import LatentAttention, LatentProjection
 from anyformer.nn.block import ParallelBlock, SequentialBlock, Sublayer
+from anyformer.nn.feature_inputs import PatchInput
 from anyformer.nn.heads import (
     DenseTransform,
     EmbeddingHead,
@@ -38,7 +40,7 @@ from anyformer.nn.heads import (
     UnitLength,
     VocabularyHead,
 )
-from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
+from anyformer.nn.inputs import InputModule, TokenInput
 from anyformer.nn.linear import Linear
 from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
 from anyformer.nn.stack import BlockStack
@@ -111,10 +113,10 @@ def linear(x: str, weight: str, bias: str) -> str:
 
 def qkv_formula(attention: MultiHeadAttention, rotates: bool, is_global: bool | None) -> list[str]:
     """Return how a head's query, key and value are made; `is_global`: of separate projections, None without such."""
-    if attention.latent is not None:
+    if isinstance(attention, LatentAttention):
         return _latent(attention.latent, rotates)
-    source = "m" if attention.cross else "x"
-    if attention.cross:
+    source = "m" if isinstance(attention, CrossAttention) else "x"
+    if isinstance(attention, CrossAttention):
         names, biased = ["q", "k", "v"], attention.kv.bias is not None
     else:
         parts = {(0, 1, 2): "q k v", (0, 0, 1): "qk qk v", (0, 0, 0): "qkv qkv qkv"}[attention.serves]

@@ -24,7 +24,8 @@ from anyformer.explore.trace import Trace, last_side
 from anyformer.explore.vectors import gap, kind_of, rounded
 from anyformer.explore.view import SavedText, TextView
 from anyformer.explore.views import logits_by_layer
-from anyformer.nn.inputs import InputModule, PatchInput, TokenInput
+from anyformer.nn.feature_inputs import PatchInput
+from anyformer.nn.inputs import InputModule, TokenInput
 from anyformer.nn.inspection.residual_stream import layer_input
 from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import normed

@@ -14,6 +14,7 @@ from anyformer.explore.trace import Trace
 from anyformer.explore.vectors import rounded
 from anyformer.explore.view import SavedText, TextView
 from anyformer.explore.views import check_pair
+from anyformer.nn.attention_variants.latent import LatentAttention
 
 MAX_PAIRS = 8  # pairs of dimensions that are shown, from the fastest to the slowest
 MIN_REACH, CURVE_POINTS = 32, 97  # of the curves
@@ -39,7 +40,7 @@ class RotationView(TextView):
             raise ConfigError([Fault("layer", f"= {request.layer}: {name} has no rotary positions")])
         q = trace.activations[f"{name}.q"][0, request.head, request.query].double().cpu()
         k = trace.keys(name)[request.head, request.key].double().cpu()
-        content, key_width = (0, len(q)) if attention.latent is None else attention.latent.parts
+        content, key_width = attention.latent.parts if isinstance(attention, LatentAttention) else (0, len(q))
         width = relation.rotation.cos.shape[-1]
         turned = [x[content : content + width] for x in (q, k)]
         here = [_pairs(relation.rotation, at) for at in (request.query, request.key)]

@@ -15,7 +15,6 @@ from anyformer.attention.cache.paged import AnyCache
 from anyformer.attention.layout import Layout
 from anyformer.kernels.dependent_launch import repair_inductor
 from anyformer.kernels.runtime import supports_dependent_launch
-from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 
 
@@ -26,8 +25,9 @@ def step(
 
     `bound` exceeds every position; 0 skips the position check.
     """
-    hidden = model.decode(Inputs(new, cache.next(new.shape[1], present, bound)), cache=cache)
-    return hidden, logits(model, hidden)
+    layout = cache.next(new.shape[1], present, bound)
+    hidden = model.extend(new, layout, cache)
+    return hidden, model.apply_head(hidden, layout)
 
 
 def logits(model: Transformer, hidden: Tensor) -> Tensor:

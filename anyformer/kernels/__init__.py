@@ -7,7 +7,9 @@ cross_entropy       Cross-entropy of hidden states and an output table, without 
 cuda_graph          CUDA graph capture and replay
 dependent_launch    Programmatic dependent launch (PDL) in compiled steps
 dot_product         Linear layers of 8- and 4-bit weights on CPUs with dot products, by a kernel in C
+dropout             Masks of dropout that are drawn faster than torch's
 elementwise         Norms and gates of evaluation on a GPU, each by one kernel
+expert_matmul       Linear layers of experts, each applied to its own rows
 fp8                 Casts to fp8 with one scale for each row, alone and with the gradient of an activation
 fused_activation    Linear layer and activation as one op, in compiled half-precision training
 fused_convolution   Short causal convolution with SiLU, by Triton kernels

@@ -6,7 +6,7 @@ were reordered before, for the same number of rows. Decode steps use the same ma
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import local
 
@@ -60,20 +60,24 @@ class _Here(local):
 _here = _Here()
 
 
-@contextmanager
-def use_prepacked(packed: PrepackedWeights, rows: int, steps: int = 1) -> Iterator[None]:
+def use_prepacked(packed: PrepackedWeights, rows: int, steps: int = 1) -> AbstractContextManager[None]:
     """Use these copies for matmuls with several rows within the block, if prepacking pays on this CPU.
 
     `steps`: expected number of these blocks with the same number of rows.
     """
-    _here.meant = prepacking_pays(rows, steps)
-    _here.packed = packed if _here.meant else None
+    return _in_use(packed) if prepacking_pays(rows, steps) else nullcontext()
+
+
+@contextmanager
+def _in_use(packed: PrepackedWeights) -> Iterator[None]:
+    _here.packed, _here.meant = packed, True
     try:
         yield
     finally:
         _here.packed, _here.meant = None, False
 
 
+@cache
 def prepacking_pays(rows: int, steps: int) -> bool:
     """Return whether prepacked weights are faster for this number of rows and steps."""
     if _uses_arm_library():

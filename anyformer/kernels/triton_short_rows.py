@@ -103,7 +103,7 @@ def sees(q_segments, k_segments, i, j, t, s, BEFORE: tl.constexpr, AFTER: tl.con
 
 @triton.jit
 def keeps(seed, index, dropped):
-    """Return whether dropout keeps an element: the hash of `keep_mask` in nn/dropout.py."""
+    """Return whether dropout keeps an element: the hash of `keep_mask` in dropout.py."""
     x = (index ^ seed).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

@@ -8,19 +8,18 @@ block               block: sublayers, residual connections and norm placement
 context             second argument of every block: masks, caches, taps
 convolution         convolution in place of self-attention
 dense               learned weights for pairs of positions in place of self-attention
-dropout             dropout
 eval_mode           a model in eval mode without gradients, as a context manager
 experts             mixture of experts: routers, expert layers, load balance
+feature_inputs      input layers of features, image patches and sounds
 feedforward         feed-forward layers: plain and gated
 heads               output heads: vocabulary, labels, pooled
 init                weight initialisation
-inputs              input layers: token embeddings, features, image patches
+inputs              what a model reads, from the keywords of a call; token embeddings
 inspection          what can be counted and read in a model
 linear              linear layers, fused or single
 lora                low-rank adapters (LoRA)
 media               embeddings of images, sounds and feature vectors among tokens
 model               Transformer: encoder-decoder, encoder or decoder
-model_inputs        inputs of a model's sides, from the keywords of a call
 norm                norms: layer, RMS, batch
 pooling             token pooling between stages of an encoder (Funnel-Transformer)
 recurrent           RNN, LSTM or GRU in place of self-attention

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import Block, Norm
-from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.context import Context
-from anyformer.nn.dropout import Dropout
 from anyformer.nn.norm import normed
 
 
@@ -35,7 +34,7 @@ class Sublayer(nn.Module):
     ):
         super().__init__()
         self.norm_in, self.inner, self.norm_branch, self.norm_sum = norm_in, inner, norm_branch, norm_sum
-        self.dropout, self.residual = Dropout(dropout), residual
+        self.dropout, self.residual = nn.Dropout(dropout), residual
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """Return what the sublayer adds to the residual stream."""
@@ -80,7 +79,7 @@ def build_block(spec: Block, width: int) -> SequentialBlock | ParallelBlock:
     """Return the module of a block."""
     parts: dict[str, nn.Module | None] = {
         "mixer": spec.mixer.build(width),
-        "cross": MultiHeadAttention(spec.cross, width, cross=True) if spec.cross else None,
+        "cross": CrossAttention(spec.cross, width) if spec.cross else None,
         "feedforward": spec.feedforward.build(width),
     }
     inners = {name: inner for name, inner in parts.items() if inner is not None}

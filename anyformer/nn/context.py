@@ -6,8 +6,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from anyformer.attention.cache.layer_cache import LayerCache
-from anyformer.attention.cache.paged import PagedLayer, PagedSlots
-from anyformer.attention.cache.ring import FirstTokens, SharedSlots, SlotWriter
+from anyformer.attention.cache.paged import PagedLayer
+from anyformer.attention.cache.ring import FirstTokens, SlotWriter
 from anyformer.attention.cache.segment_memory import LayerMemory
 from anyformer.attention.cache.states import StateCache
 from anyformer.attention.layout import Layout
@@ -108,9 +108,6 @@ class Context(NamedTuple):
             return k, v
         layer, writer = self.cache
         assert not isinstance(layer, StateCache), "a recurrent mixer writes its state itself"
-        if self.relation is not None and self.relation.reads_in_place:
-            assert isinstance(writer, PagedSlots | SharedSlots)
-            writer = writer._replace(gathers=False)
         return layer.append(k, v, writer)
 
     def read_cross(self) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,12 @@
 """Feed-forward layers: the same small network at every position."""
 
 from collections.abc import Callable, Iterator
-from typing import cast
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from anyformer.config import Activation
-from anyformer.kernels.fused_activation import Act
 from anyformer.nn.context import Context
-from anyformer.nn.dropout import Dropout
 from anyformer.nn.linear import Linear
 
 
@@ -21,6 +19,11 @@ def join_gate(
     return act(gate) * (up + offset if offset else up)
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) ⊙ up: the usual gate, which some kernels compute."""
+    return F.silu(gate) * up
+
+
 class PlainFFN(nn.Module):
     """act(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017)."""
 
@@ -28,8 +31,7 @@ class PlainFFN(nn.Module):
         super().__init__()
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.act, self.dropout = spec.function(), Dropout(dropout)
-        self.fused = None if dropout else cast(Act | None, spec.fused)  # how a kernel names `act`, if one has it
+        self.activation, self.act, self.dropout = spec, spec.function(), nn.Dropout(dropout)
 
     def residual_weights(self) -> Iterator[Tensor]:
         yield self.down.rows()
@@ -49,12 +51,12 @@ class GatedFFN(nn.Module):
         super().__init__()
         self.gate_up = Linear(width, (hidden, hidden), bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.act, self.dropout = act, Dropout(dropout)
+        self.act, self.dropout = act, nn.Dropout(dropout)
 
     def residual_weights(self) -> Iterator[Tensor]:
         yield self.down.rows()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        gate, up = self.gate_up.split(x)  # [b, t, d] -> twice [b, t, f]
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [b, t, d] -> twice [b, t, f]
         h = ctx.tap("hidden", self.act(gate, up))
         return self.down(self.dropout(h))  # [b, t, f] -> [b, t, d]

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from anyformer.attention.layout import Layout, real
 from anyformer.config import Embedder, Input, MultiToken, Pool
 from anyformer.kernels.conventions import IGNORE, PADDING
-from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss, token_loss
-from anyformer.nn.dropout import Dropout
+from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.linear import WeightFormat
 
 MAX_LOGITS = 2**26  # at a time, where no gradient needs all of them
@@ -101,10 +100,7 @@ class VocabularyHead(nn.Module):
 
     def loss(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
         """Return the cross-entropy summed over the labels that are not ignored."""
-        x = self._hidden(target.rows_of(x))
-        if self.format is None and self.cap is None and can_fuse_loss(x):
-            labels = target.labels.flatten()
-            return fused_head_loss(x.flatten(0, 1), self._weight(table), self.bias, labels, target.smoothing)
+        x = self._hidden(target.rows_of(x))  # [b, t, d] or [1, n, d]
         if torch.is_grad_enabled():
             return token_loss(self._logits(x, table), target.labels, target.smoothing)
         return self._loss_in_chunks(x, table, target)
@@ -175,7 +171,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, transform: nn.Module, width: int, labels: int, dropout: float, crf: bool):
         super().__init__()
-        self.transform, self.dropout, self.linear = transform, Dropout(dropout), nn.Linear(width, labels)
+        self.transform, self.dropout, self.linear = transform, nn.Dropout(dropout), nn.Linear(width, labels)
         self.transitions = nn.Parameter(torch.empty(labels + 1, labels)) if crf else None
 
     def reset(self) -> None:
@@ -199,7 +195,7 @@ class SpanHead(nn.Module):
 
     def __init__(self, transform: nn.Module, width: int, dropout: float):
         super().__init__()
-        self.transform, self.dropout, self.linear = transform, Dropout(dropout), nn.Linear(width, 2)
+        self.transform, self.dropout, self.linear = transform, nn.Dropout(dropout), nn.Linear(width, 2)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor | None) -> Tensor:
         logits = self.linear(self.dropout(self.transform(x)))

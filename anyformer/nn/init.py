@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from anyformer.attention.position_module import Positions
 from anyformer.config import FanIn, Init, Normal, Xavier
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
+from anyformer.nn.attention_variants.latent import LatentAttention
 from anyformer.nn.block import Sublayer
 from anyformer.nn.dense import DenseMixer, PositionMixer
 from anyformer.nn.experts import StackedLinear
@@ -142,9 +144,9 @@ def _scale_by_role(model: nn.Module, init: Init) -> None:
 
 def _queries(attention: MultiHeadAttention) -> Tensor:
     """Return the rows of the weight that project the queries."""
-    if attention.latent is not None:
+    if isinstance(attention, LatentAttention):
         return attention.latent.queries()
-    return attention.q.rows() if attention.cross else attention.qkv.rows(0)
+    return attention.q.rows() if isinstance(attention, CrossAttention) else attention.qkv.rows(0)
 
 
 def _residual_outputs(stack: BlockStack) -> Iterator[Tensor]:

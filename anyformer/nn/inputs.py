@@ -1,32 +1,27 @@
-"""Input layers: from token ids, features or images to vectors [b, t, d].
+"""What a model reads: inputs of a side, made once from the keywords of a call, and the layer from ids to vectors.
 
-Every input is an `InputModule`: `measure` returns the batch size and length of an input or raises a clear error,
-`check` validates its values, and `forward`, in which the function `embed` adds positions, returns vectors.
+`model(ids, segments=..., types=...)` and `model(Inputs(ids, layout, types))` are the same call. Code that knows more
+of a batch than segments say (all padding on the right, where a cache continues) passes `Inputs` with its `Layout`.
+
+Every input layer is an `InputModule`: `measure` returns the batch size and length of an input or raises a clear error,
+`check` validates its values, and `forward`, in which the function `embed` adds positions, returns vectors [b, t, d].
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.attention.layout import Layout, check
+from anyformer.attention.cache.paged import AnyCache
+from anyformer.attention.cache.segment_memory import Past
+from anyformer.attention.layout import Layout, check, check_values, make_layout
 from anyformer.attention.media_batch import MediaBatch
-from anyformer.config import (
-    Audio,
-    ByteSpelling,
-    ConfigError,
-    FactorisedTable,
-    Fault,
-    Features,
-    Patches,
-    Tokens,
-    factor,
-)
+from anyformer.config import ByteSpelling, ConfigError, FactorisedTable, Fault, Tokens, factor
+from anyformer.config.spec import did_you_mean
 from anyformer.nn.aux_outputs import AuxOutputs
-from anyformer.nn.dropout import Dropout
-from anyformer.nn.media import MediaEmbedding, SoundEmbedding, cut_patches, embedding
+from anyformer.nn.media import MediaEmbedding, embedding
 from anyformer.nn.norm import normed
 
 Embed = Callable[[Tensor], Tensor]
@@ -41,6 +36,55 @@ class Inputs(NamedTuple):
     types: Tensor | None = None  # int [b, t]: token types
     spelled: Tensor | None = None  # int [b, t, longest]: the bytes of each token's word, as byte + 1; 0 is padding
     media: MediaBatch | None = None  # images, sounds and feature vectors, and their places; ids are not read there
+
+
+class StackOptions(TypedDict, total=False):
+    """Keywords that describe the tokens of one stack."""
+
+    segments: Tensor | None
+    attention_mask: Tensor | None
+    positions: Tensor | None
+    marks: Tensor | None
+    types: Tensor | None
+    spelled: Tensor | None
+    media: MediaBatch | None
+
+
+class SideOptions(StackOptions, total=False):
+    """Keywords that describe the tokens of all sides; those with a prefix are for encoder-decoders."""
+
+    source_segments: Tensor | None
+    source_attention_mask: Tensor | None
+    source_types: Tensor | None
+    source_positions: Tensor | None
+    source_media: MediaBatch | None
+    target_positions: Tensor | None
+    target_segments: Tensor | None
+    target_attention_mask: Tensor | None
+    target_types: Tensor | None
+    target_media: MediaBatch | None
+
+
+OWN = tuple(StackOptions.__annotations__)
+SIDED = tuple(name for name in SideOptions.__annotations__ if name not in OWN)
+
+
+def check_options(options: Mapping[str, object], allowed: Collection[str], instead: str, shape: str) -> None:
+    """Refuse keywords that a call does not have, and those that a model of this shape cannot use."""
+    wrong = []
+    for name, value in options.items():
+        if name not in OWN and name not in SIDED:
+            raise TypeError(f"unexpected keyword argument {name!r}: {did_you_mean(name, (*OWN, *SIDED))}")
+        if name not in allowed and value is not None:
+            wrong.append(name)
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: not for {shape} model, which takes {instead}")
+
+
+def options_of(side: str, options: SideOptions) -> StackOptions:
+    """Return the keywords of one side of an encoder-decoder, without their prefix."""
+    named = {name.removeprefix(side): x for name, x in options.items() if name.startswith(side)}
+    return cast(StackOptions, named)
 
 
 class ByteWords(nn.Module):
@@ -81,7 +125,7 @@ class InputModule(nn.Module):
             raise ValueError(f"ids must be a tensor [batch, length], got {type(ids).__name__}")
         if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"ids must be integers [batch, length], got {ids.dtype} {list(ids.shape)}")
-        _check_not_empty(ids, "ids")
+        check_not_empty(ids, "ids")
         return ids.shape[0], ids.shape[1]
 
     def check(self, inputs: Inputs) -> None:
@@ -127,7 +171,7 @@ class TokenInput(InputModule):
         self.spelling = spec.spelling.build(self.inner_width)
         self.media = None if spec.media is None else MediaEmbedding(spec.media, self.inner_width)
         self.norm = spec.norm.build(self.inner_width)
-        self.dropout = Dropout(spec.dropout)
+        self.dropout = nn.Dropout(spec.dropout)
         self.scale = factor(spec.scale, width)
 
     def check(self, inputs: Inputs) -> None:
@@ -187,80 +231,7 @@ class TokenInput(InputModule):
         return F.embedding(ids, table, padding_idx=self.pad)
 
 
-class FeatureInput(InputModule):
-    """Feature vectors [b, t, size]: projection, positions, norm, dropout."""
-
-    def __init__(self, spec: Features | Patches, width: int):
-        super().__init__(width)
-        self.size = spec.size
-        self.project = nn.Linear(spec.size, width, spec.bias)
-        self.norm, self.dropout = spec.norm.build(width), Dropout(spec.dropout)
-
-    def measure(self, x: Tensor) -> tuple[int, int]:
-        """[b, t]"""
-        _check_numbers(x, "features", (None, None, self.size), f"[batch, length, {self.size}]")
-        return x.shape[0], x.shape[1]
-
-    def vectors(self, x: Tensor) -> Tensor:
-        """[b, t, size] to [b, t, d], before positions."""
-        return self.project(x.to(self.project.weight.dtype))
-
-    def forward(
-        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
-    ) -> Tensor:
-        return self.dropout(normed(self.norm, embed(self.vectors(inputs.ids)), layout, aux))
-
-
-class PatchInput(FeatureInput):
-    """Image patches, row by row, after a learned class token."""
-
-    def __init__(self, spec: Patches, width: int):
-        super().__init__(spec, width)
-        self.patch, self.shape, self.length = spec.patch, spec.shape, spec.length
-        self.class_token = embedding(1, width) if spec.class_token else None
-
-    def measure(self, x: Tensor) -> tuple[int, int]:
-        c, h, w = self.shape
-        _check_numbers(x, "images", (None, *self.shape), f"[batch, {c}, {h}, {w}]")
-        return x.shape[0], self.length
-
-    def vectors(self, x: Tensor) -> Tensor:
-        x = super().vectors(self.cut(x))
-        if self.class_token is None:
-            return x
-        return torch.cat((self.class_token.weight.expand(x.shape[0], 1, -1), x), dim=1)
-
-    def cut(self, images: Tensor) -> Tensor:
-        """[b, c, h, w] to [b, patches, c·p·p]"""
-        return cut_patches(images, self.patch)
-
-
-class AudioInput(FeatureInput):
-    """Log-mel frames [b, frames, mels]: convolutions, positions, norm, dropout."""
-
-    def __init__(self, spec: Audio, width: int):
-        InputModule.__init__(self, width)
-        self.spec, self.size = spec, spec.mels
-        self.sound = SoundEmbedding(spec, width)
-        self.norm, self.dropout = spec.norm.build(width), Dropout(spec.dropout)
-
-    def measure(self, x: Tensor) -> tuple[int, int]:
-        batch, frames = super().measure(x)
-        return batch, self.spec.places(frames)
-
-    def vectors(self, x: Tensor) -> Tensor:
-        vectors: Tensor = self.sound(x)
-        return vectors
-
-
-def _check_numbers(x: Tensor, name: str, sizes: tuple[int | None, ...], shape: str) -> None:
-    fits = x.dim() == len(sizes) and all(want in (None, n) for n, want in zip(x.shape, sizes, strict=True))
-    if not fits or not x.is_floating_point():
-        raise ValueError(f"{name} must be floating-point {shape}, got {x.dtype} {list(x.shape)}")
-    _check_not_empty(x, name)
-
-
-def _check_not_empty(x: Tensor, name: str) -> None:
+def check_not_empty(x: Tensor, name: str) -> None:
     if not x.numel():
         raise ValueError(f"{name} are empty, {list(x.shape)}: pass at least one row of at least one token")
 
@@ -271,3 +242,59 @@ def _check_range(ids: Tensor, size: int, name: str, whole: str) -> None:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= size:
             raise ValueError(f"{name} {low if low < 0 else high} is outside the {whole}")
+
+
+def read_inputs(
+    module: InputModule,
+    reads_coordinates: bool,
+    given: Tensor | Inputs,
+    options: StackOptions,
+    before: AnyCache | Past | None = None,
+) -> tuple[Inputs, Layout]:
+    """Return the inputs of a side, and the layout of their tokens, which continue the cache or past `before`.
+
+    The layout has coordinates only if a position scheme of the stack reads them.
+    """
+    inputs, layout = _read(module, given, options, before)
+    if inputs.media is None or module.media is None:
+        return inputs, layout
+    module.media.check(inputs.media, tuple(inputs.ids.shape))
+    if not reads_coordinates:
+        return inputs, layout
+    return inputs, layout._replace(coordinates=module.media.coordinates(inputs.media, layout.positions))
+
+
+def _read(
+    module: InputModule, given: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None
+) -> tuple[Inputs, Layout]:
+    if isinstance(given, Inputs):
+        if given.layout is not None and given.layout.continues_cache and not options:  # made by `Cache.next`
+            return given, given.layout
+        if any(value is not None for value in options.values()):
+            raise ValueError(f"{', '.join(options)}: `Inputs` hold these themselves; leave the keywords out")
+        inputs = given
+    else:
+        inputs = Inputs(given, types=options.get("types"), spelled=options.get("spelled"), media=options.get("media"))
+    batch, length = module.measure(inputs.ids)
+    segments, mask = options.get("segments"), options.get("attention_mask")
+    positions, marks, layout = options.get("positions"), options.get("marks"), inputs.layout
+    if isinstance(segments, Layout):
+        raise TypeError("segments must be a tensor [batch, length]; pass a Layout as `Inputs(ids, layout)`")
+    check(batch, length, segments=segments, attention_mask=mask)
+    check_values(segments, mask, whole=before is None)
+    if before is None:
+        if layout is not None:
+            return inputs, layout.checked(batch, length)
+        facts = {"segments": segments, "attention_mask": mask, "positions": positions, "marks": marks}
+        return inputs, make_layout(batch, length, inputs.ids.device, **facts)
+    if not isinstance(before, Past):
+        if layout is None:
+            return inputs, before.make_layout(batch, length, segments, positions, marks, mask)
+        if layout.continues_cache:  # made by `Cache.next`
+            return inputs, layout.checked(batch, length)
+        return inputs, before.make_layout(batch, length, layout.segments, layout.positions, layout.marks)
+    if marks is not None or (layout is not None and layout.marks is not None):
+        raise ValueError("marks with a past are not supported: earlier tokens would have seen the marked ones")
+    if layout is None:
+        return inputs, before.make_layout(batch, length, segments, positions, attention_mask=mask)
+    return inputs, before.make_layout(batch, length, layout.segments, layout.positions, layout.padding)

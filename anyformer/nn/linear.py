@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.config import LoRA
-from anyformer.kernels.fused_activation import Act
-from anyformer.kernels.matmul import RowFusion
 from anyformer.nn.lora import LowRank
 
 
@@ -24,25 +22,9 @@ class WeightFormat(nn.Module, ABC):
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return x Wᵀ + b. `weight` is the layer's parameter, or None if the format stores the weight."""
 
-    def fuses_activation(self, outputs: int) -> bool:
-        """Return whether `activated` supports a layer with that many outputs, in compiled half-precision training."""
-        return False
-
-    def activated(self, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
-        """Return act(x Wᵀ + b) by one op."""
-        raise NotImplementedError(f"{type(self).__name__} does not fuse activations")
-
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """Return rows of the weight that the format stores, as plain values."""
         raise NotImplementedError(f"{type(self).__name__} cannot return its weight")
-
-    def has_row_kernel(self, dtype: torch.dtype) -> bool:
-        """Return whether `fused_row` supports a row of this data type on a GPU."""
-        return False
-
-    def fused_row(self, x: Tensor, bias: Tensor | None, fusion: RowFusion) -> Tensor:
-        """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
-        raise NotImplementedError(f"{type(self).__name__} has no kernel for one row")
 
 
 class Linear(nn.Module):

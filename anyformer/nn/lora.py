@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyformer.config import LoRA
-from anyformer.nn.dropout import Dropout
 
 
 class LowRank(nn.Module):
@@ -17,7 +16,7 @@ class LowRank(nn.Module):
     def __init__(self, inputs: int, outputs: int, spec: LoRA):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.empty(spec.rank, inputs)), nn.Parameter(torch.empty(outputs, spec.rank))
-        self.dropout, self.scale = Dropout(spec.dropout), spec.scale
+        self.dropout, self.scale = nn.Dropout(spec.dropout), spec.scale
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(self.dropout(x), self.a) * self.scale, self.b)

@@ -10,7 +10,7 @@ from anyformer.attention.attend import Backend
 from anyformer.attention.cache.kv_cache import Cache, CacheKind
 from anyformer.attention.cache.paged import AnyCache
 from anyformer.attention.cache.segment_memory import MemoryUpdate, Past
-from anyformer.attention.layout import Layout, check_values, make_layout
+from anyformer.attention.layout import Layout
 from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import Input, ModelConfig, Side, encoder_init_layers, tower_config
 from anyformer.config.adapter import adapted
@@ -21,10 +21,19 @@ from anyformer.nn.aux_outputs import AuxOutputs, tracked_modules
 from anyformer.nn.context import PassOptions, StateSink, Tap
 from anyformer.nn.heads import LossTarget, PooledHead, VocabularyHead
 from anyformer.nn.init import allocate, initialise
-from anyformer.nn.inputs import InputModule, Inputs
+from anyformer.nn.inputs import (
+    OWN,
+    SIDED,
+    InputModule,
+    Inputs,
+    SideOptions,
+    StackOptions,
+    check_options,
+    options_of,
+    read_inputs,
+)
 from anyformer.nn.linear import adapt
-from anyformer.nn.model_inputs import OWN, SIDED, SideOptions, StackOptions, check_options, options_of, read_inputs
-from anyformer.nn.stack import BlockStack, Encoded
+from anyformer.nn.stack import BlockStack, Encoded, check_encoder_out
 from anyformer.nn.uncached import decode_again, initial_states, stored_sizes
 
 
@@ -151,7 +160,8 @@ class Transformer(nn.Module):
         sides = self.read_sides(ids, target, before=past if cache is None else cache, **options)
         media = None
         if self.image_tower is not None:
-            sides, media = _without_media(sides)
+            ((side, (inputs, layout)),) = sides.items()
+            sides, media = {side: (inputs._replace(media=None), layout)}, inputs.media  # a tower reads the images
         pass_options = self._pass_options(taps, aux, recompute)
         memory, encoded = None if past is None else MemoryUpdate(past), None
         if self.encoder is not None:
@@ -186,18 +196,28 @@ class Transformer(nn.Module):
             if target is None:
                 raise ValueError("this is an encoder-decoder: call it with (source, target)")
             return {
-                "encoder": read_inputs(*self._side("encoder"), ids, options_of("source_", options)),
-                "decoder": read_inputs(*self._side("decoder"), target, options_of("target_", options), before),
+                "encoder": self._read("encoder", ids, options_of("source_", options)),
+                "decoder": self._read("decoder", target, options_of("target_", options), before),
             }
         shape, allowed = "an encoder-only" if self.encoder else "a decoder-only", ", ".join((*OWN, "past"))
         check_options(options, OWN, allowed, shape)
         if target is not None:
             raise ValueError(f"target: not for {shape} model, which takes {allowed}")
         if self.target is not None:
-            return {"decoder": read_inputs(*self._side("decoder"), ids, options, before)}
+            return {"decoder": self._read("decoder", ids, options, before)}
         if before is not None:
             raise ValueError("an encoder reads its whole input at once: leave `cache` and `past` out")
-        return {"encoder": read_inputs(*self._side("encoder"), ids, options)}
+        return {"encoder": self._read("encoder", ids, options)}
+
+    def _read(
+        self, side: Side, ids: Tensor | Inputs, options: StackOptions, before: AnyCache | Past | None = None
+    ) -> tuple[Inputs, Layout]:
+        module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)
+        assert module is not None
+        assert stack is not None
+        inputs, layout = read_inputs(module, stack.reads_coordinates, ids, options, before)
+        module.check(inputs if self.image_tower is None else inputs._replace(media=None))
+        return inputs, layout
 
     def encode(
         self,
@@ -214,7 +234,7 @@ class Transformer(nn.Module):
         check_options(options, OWN, ", ".join(OWN), "an encoder")
         if self.encoder is None or self.source is None:
             raise ValueError("this model has no encoder: use decode for its hidden states")
-        inputs, layout = read_inputs(*self._side("encoder"), ids, options)
+        inputs, layout = self._read("encoder", ids, options)
         return self._encode(inputs, layout, self._pass_options(taps, aux))
 
     def decode(
@@ -236,9 +256,15 @@ class Transformer(nn.Module):
         check_options(options, OWN, ", ".join(OWN), "a decoder")
         if self.decoder is None or self.target is None:
             raise ValueError("this model has no decoder: use encode for its hidden states")
-        inputs, layout = read_inputs(*self._side("decoder"), ids, options, cache)
+        inputs, layout = self._read("decoder", ids, options, cache)
         encoded = self._read_encoder(encoder_out, source, inputs, layout, cache)
         return self._decode(inputs, layout, self._pass_options(taps, aux), encoded, cache)
+
+    def extend(self, ids: Tensor, layout: Layout, cache: AnyCache) -> Tensor:
+        """Return the decoder's hidden states [b, t, d] of ids that a model chose, in a layout of `cache.next`."""
+        inputs = Inputs(ids)
+        encoded = None if self.encoder is None else self._read_encoder(None, None, inputs, layout, cache)
+        return self._decode(inputs, layout, PassOptions(self.backend), encoded, cache)
 
     def apply_head(self, hidden: Tensor, layout: Layout, loss_target: LossTarget | None = None) -> Tensor:
         """Return the head's output for hidden states [b, t, d] of this layout, or the summed loss of labels."""
@@ -285,7 +311,7 @@ class Transformer(nn.Module):
     def _encode(self, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
         assert self.encoder is not None
         options = options.scoped("encoder")
-        x = self._embed("encoder", inputs, layout, options)
+        x = self._embed(self.source, self.encoder, inputs, layout, options)
         sinks = {i: StateSink() for i in self.encoder_init_widths}
         x = self.encoder(x, layout, options, state_sinks=sinks)
         if options.aux is not None:
@@ -304,13 +330,15 @@ class Transformer(nn.Module):
     ) -> Tensor:
         assert self.decoder is not None
         if memory is not None:
-            self._check_past(memory.past, cache)
-        options = options.scoped("decoder")
+            if cache is not None:
+                raise ValueError("a cache holds all earlier tokens: leave `past` out")
+            memory.past.check(self.decoder.segment_memory, len(self.decoder.sizes))
+        options = options if options.taps is None else options.scoped("decoder")
         if cache is not None:
             options = options._replace(aux=None)
         # a cache outlives the step that wrote it, so none of its tensors may reference that step's graph
         with torch.set_grad_enabled(torch.is_grad_enabled() and cache is None):
-            x = self._embed("decoder", inputs, layout, options)
+            x = self._embed(self.target, self.decoder, inputs, layout, options)
             if cache is None or not cache.recomputes:
                 x = self.decoder(x, layout, options, encoded=encoded, cache=cache, memory=memory)
             else:
@@ -336,14 +364,6 @@ class Transformer(nn.Module):
         weight = next(self.parameters())
         return weight.device, Runtime.of(weight, self.training).dtype
 
-    def _check_past(self, past: Past, cache: AnyCache | None) -> None:
-        assert self.decoder is not None
-        if cache is not None:
-            raise ValueError("a cache holds all earlier tokens: leave `past` out")
-        slots, layers = past.positions.shape[1], len(past.layers)
-        if (slots, layers) != (self.decoder.segment_memory, len(self.decoder.sizes)):
-            raise ValueError(f"this past has {layers} layers and {slots} tokens, of another model: use `new_past`")
-
     def _read_encoder(
         self,
         encoder_out: Tensor | None,
@@ -366,14 +386,7 @@ class Transformer(nn.Module):
             source_layout, states = cache.source, cache.states
         else:
             batch, width = inputs.ids.shape[0], self.config.width + sum(self.encoder_init_widths.values())
-            if encoder_out.dim() != 3 or encoder_out.shape[::2] != (batch, width):
-                shapes = f"{list(encoder_out.shape)}, expected [{batch}, s, {width}]"
-                raise ValueError(f"encoder_out has shape {shapes} as `encode` returns it")
-            if isinstance(source, Layout):
-                source_layout = source.checked(batch, encoder_out.shape[1])
-            else:
-                source_layout = make_layout(batch, encoder_out.shape[1], encoder_out.device, segments=source)
-                check_values(source, None)
+            source_layout = check_encoder_out(encoder_out, source, batch, width)
             encoder_out, rest = encoder_out.tensor_split([self.config.width], dim=-1)
             states = rest if self.encoder_init_widths else None
             if cache is not None:
@@ -382,15 +395,11 @@ class Transformer(nn.Module):
             encoder_out, source_layout, initial_states(states, layout, source_layout, self.encoder_init_widths)
         )
 
-    def _side(self, side: Side) -> tuple[InputModule, BlockStack]:
-        module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)
+    def _embed(
+        self, module: InputModule | None, stack: BlockStack, inputs: Inputs, layout: Layout, options: PassOptions
+    ) -> Tensor:
+        """[b, t] ids to [b, t, d]"""
         assert module is not None
-        assert stack is not None
-        return module, stack
-
-    def _embed(self, side: Side, inputs: Inputs, layout: Layout, options: PassOptions) -> Tensor:
-        module, stack = self._side(side)
-        module.check(inputs)
         x = module(inputs, self.table(module), partial(stack.embed, layout=layout), layout, options.aux)
         return x if options.taps is None else options.taps("embed", x)
 
@@ -398,11 +407,3 @@ class Transformer(nn.Module):
         """Return the embedding table of an input, its own or the one it shares; None where there is none."""
         shared = self.source if module is None or module.table is None else module
         return None if shared is None or shared.table is None else shared.table.weight
-
-
-def _without_media(
-    sides: dict[Side, tuple[Inputs, Layout]],
-) -> tuple[dict[Side, tuple[Inputs, Layout]], MediaBatch | None]:
-    """Return what the stack of tokens reads, and the images that a tower reads."""
-    ((side, (inputs, layout)),) = sides.items()
-    return {side: (inputs._replace(media=None), layout)}, inputs.media

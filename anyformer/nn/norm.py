@@ -18,12 +18,12 @@ class RootMeanSquare(nn.Module):
         self.eps, self.offset, self.cast_first = eps, offset, cast_first
 
     def forward(self, x: Tensor) -> Tensor:
-        y = at_least_fp32(x)  # [..., d]
+        y = x.to(torch.promote_types(x.dtype, torch.float32))  # [..., d]
         mean = y.square().sum(-1, keepdim=True) * (1 / y.shape[-1])  # `mean` itself takes three times as long on a CPU
         y = y * torch.rsqrt(mean + self.eps)
         # in low precision the two orders round differently, and public families differ
         weight = self.weight + self.offset if self.offset else self.weight
-        return y.to(x.dtype) * weight if self.cast_first else (y * at_least_fp32(weight)).to(x.dtype)
+        return y.to(x.dtype) * weight if self.cast_first else (y * weight).to(x.dtype)
 
     def reset(self) -> None:
         nn.init.constant_(self.weight, 1 - self.offset)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.attention.cache.paged import AnyCache
-from anyformer.attention.cache.ring import Step
+from anyformer.attention.attend import lower
+from anyformer.attention.cache.paged import AnyCache, PagedSlots
+from anyformer.attention.cache.ring import SharedSlots, Step
 from anyformer.attention.cache.segment_memory import LayerMemory, MemoryUpdate
 from anyformer.attention.choose import Requirements
-from anyformer.attention.layout import Layout, Role
-from anyformer.attention.lower import lower
+from anyformer.attention.layout import Layout, Role, check_values, make_layout
 from anyformer.attention.lowered import FirstValues, Relation
 from anyformer.attention.position_module import Positions
 from anyformer.config import (
@@ -28,7 +28,6 @@ from anyformer.kernels.runtime import Runtime
 from anyformer.nn.aux_outputs import AuxOutputs, TrackedModule
 from anyformer.nn.block import Sublayer, build_block
 from anyformer.nn.context import CacheWriter, Context, Crossing, PassOptions, RecurrentOptions, StateSink
-from anyformer.nn.dropout import Dropout
 from anyformer.nn.norm import normed
 from anyformer.nn.pooling import Funnel
 
@@ -40,7 +39,6 @@ class Plan(NamedTuple):
     """Everything that determines a layer's mask and positions; layers with equal plans share them."""
 
     pattern: Pattern
-    rotary_width: int  # of a key: how much of it the scheme may rotate
     scheme: int  # which of the stack's position schemes
     reach: int | None  # which of a cache's rings
     level: int  # how many times the tokens have been pooled
@@ -53,6 +51,18 @@ class Encoded(NamedTuple):
     hidden: Tensor | None  # [b, s, d]; None: a cache holds the keys and values made from it
     layout: Layout
     initial_states: Mapping[int, Tensor]  # of recurrent decoder layers that start from the encoder's: [b, t, h]
+
+
+def check_encoder_out(encoder_out: Tensor, source: Tensor | Layout | None, batch: int, width: int) -> Layout:
+    """Return the layout of an encoder's output [b, s, d]; raise a ValueError if it has another shape."""
+    if encoder_out.dim() != 3 or encoder_out.shape[::2] != (batch, width):
+        shapes = f"{list(encoder_out.shape)}, expected [{batch}, s, {width}]"
+        raise ValueError(f"encoder_out has shape {shapes} as `encode` returns it")
+    if isinstance(source, Layout):
+        return source.checked(batch, encoder_out.shape[1])
+    layout = make_layout(batch, encoder_out.shape[1], encoder_out.device, segments=source)
+    check_values(source, None)
+    return layout
 
 
 class Skipped(NamedTuple):
@@ -99,7 +109,7 @@ class BlockStack(nn.Module):
         layers = tuple(block.on(side, spec.position) for block in spec.unrolled())
         self.runs = spec.runs  # the module of each layer
         self.blocks = nn.ModuleList(build_block(layers[i], width) for i in sorted(set(self.runs)))
-        self.final_norm, self.dropout = spec.final_norm.build(width), Dropout(spec.dropout)
+        self.final_norm, self.dropout = spec.final_norm.build(width), nn.Dropout(spec.dropout)
         self.embeds = spec.position.embeds()
         self.embedder = Positions(spec.position if self.embeds else Position.none(), embed_width, 0)
         self.ends = spec.ends
@@ -127,7 +137,7 @@ class BlockStack(nn.Module):
             key = scheme, mixer.heads, run if scheme.per_layer else None
             which = schemes.setdefault(key, len(schemes))
             needs = Requirements.of(mixer, width)
-            plan = Plan(pattern_of(mixer, side), mixer.rotary_width(width), which, mixer.reach, level, needs)
+            plan = Plan(pattern_of(mixer, side), which, mixer.reach, level, needs)
             plan_of_layer.append(plans.setdefault(plan, len(plans)))
         self.schemes = nn.ModuleList(Positions(scheme, width, heads) for scheme, heads, _ in schemes)
         self.reads_coordinates = any(scheme.reads_coordinates() for scheme, _, _ in schemes)
@@ -189,14 +199,11 @@ class BlockStack(nn.Module):
             role: Role = "part" if q.whole is not None else "cached" if cached and k is not layouts[0] else "self"
             k = k._replace(pages=None, origins=None) if tapped else k  # taps read keys and values by row
             positions = cast(Positions, self.schemes[plan.scheme])
-            absorbs = cached and not tapped and plan.needs.absorbs(q.positions.shape[1])
+            can_absorb = cached and not tapped and plan.needs.latent is not None
+            absorbs = can_absorb and plan.needs.absorbs(q.positions.shape[1])
             needs = plan.needs.absorbed() if absorbs else plan.needs
             relation = lower(plan.pattern, q, k, role, positions, needs, runtime, options.backend)
-            new = q if cached or q.whole is not None else k  # keys in a cache or of other processes are rotated already
-            by_axis = new.coordinates is not None and positions.scheme.reads_coordinates()
-            where = new.coordinates if by_axis and new.coordinates is not None else new.positions
-            rotation = positions.scheme.prepare(where, plan.rotary_width)
-            made.append(relation._replace(rotation=rotation, absorbs=absorbs, whole=q.whole, first_values=first_values))
+            made.append(relation._replace(absorbs=absorbs, whole=q.whole, first_values=first_values))
         return made
 
     def crossings(self, q: Layout, source: Layout, runtime: Runtime, options: PassOptions) -> list[Relation]:
@@ -236,13 +243,17 @@ class BlockStack(nn.Module):
             crossings = [Crossing(relation, encoded.hidden) for relation in found]
         for i, level in enumerate(self.levels):
             plan, across = self.plan_of_layer[i], self.cross_plan_of_layer[i]
-            keys, write_at = steps.get(self.reaches[i], steps[None])
+            keys, writer = steps.get(self.reaches[i], steps[None])
+            relation = None if plan is None else relations[plan]
+            if relation is not None and relation.reads_in_place:
+                assert isinstance(writer, PagedSlots | SharedSlots)
+                writer = writer._replace(gathers=False)
             ctx = Context(
                 layout=layouts[level],
                 keys=layouts[level] if level else keys,
-                relation=None if plan is None else relations[plan],
+                relation=relation,
                 cross=None if across is None or encoded is None else crossings[across],
-                cache=None if cache is None or write_at is None else CacheWriter(cache.layers[i], write_at),
+                cache=None if cache is None or writer is None else CacheWriter(cache.layers[i], writer),
                 memory=None if memory is None else LayerMemory(memory.past.layers[i]),
                 recurrent=RecurrentOptions(initial.get(i), sinks.get(i), options.backend),
                 taps=None if options.taps is None else options.taps.scoped(str(i)),

@@ -133,7 +133,7 @@ def attention_kernels(device: str, precision: str) -> dict[str, ReasonedChoice]:
     uses = {"training": (8, 1024, 0), "prefill": (1, 512, 1024), "decoding": (1, 1, 1024)}  # batch, new tokens, cache
     past, name = plain_pattern(ahead=False), device.partition(":")[0]
     return {
-        use: ReasonedChoice(*explain(spec, 768, past, Runtime(name, dtype, use == "training"), *sizes))
+        use: ReasonedChoice(*explain(spec, 768, past, Runtime(name, dtype, use == "training"), *sizes)[:2])
         for use, sizes in uses.items()
     }
 

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.attention.attend import attend, mix, weigh
-from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.attend import attend, choose, lower_dense, mix, weigh
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, make_layout, sees
-from anyformer.attention.lower import lower_dense
 from anyformer.attention.lowered import Dense
 from anyformer.attention.scores import Normalizer, Scoring
 from anyformer.config import Causal, Full, InvSqrtKey, InvSqrtWidth, NoPosition, Times, Unscaled, Window, factor
@@ -40,7 +39,7 @@ def run(
     row, needs = make_layout(1, 1, q.device), Requirements(4, 4, normalizer, cap=cap, sinks=sinks is not None)
     choice = choose(backend, Full(), row, row, "self", NoPosition(), needs, Runtime("cpu", q.dtype, training=False))
     assert choice.kernel in BACKENDS
-    return attend(q, k, v, dense._replace(kernel=choice.kernel), Scoring(scale, normalizer, cap, sinks), dropout)
+    return attend(q, k, v, dense._replace(kernel=choice.kernel), Scoring(scale, normalizer, cap, sinks, dropout))
 
 
 @st.composite

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anyformer.attention import choose as choice_file
+from anyformer.attention import attend as attend_file
 from anyformer.attention.explain import explain
 from anyformer.config import Attention, Causal, Window
 from anyformer.kernels.runtime import Runtime
@@ -24,7 +24,7 @@ SPEC = Attention(heads=12)
 def test_a_layer_of_gpt2(
     kernel: str, device: str, sizes: tuple[int, int, int], training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice_file, "HAS_TRITON", True)
+    monkeypatch.setattr(attend_file, "HAS_TRITON", True)
     choice = explain(SPEC, 768, Causal(), Runtime(device, torch.bfloat16, training), *sizes)
     assert choice.kernel == kernel
     assert choice.reason
@@ -32,4 +32,4 @@ def test_a_layer_of_gpt2(
 
 def test_a_long_window_takes_flex() -> None:
     choice = explain(SPEC, 768, Window(before=100, after=0), Runtime("cuda", torch.bfloat16, True), 1, 4096)
-    assert choice == ("flex", "a mask between many tokens")
+    assert choice[:2] == ("flex", "a mask between many tokens")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.attention import choose as choice_file
-from anyformer.attention.attend import attend
-from anyformer.attention.choose import Requirements, choose
+from anyformer.attention import attend as attend_file
+from anyformer.attention.attend import attend, choose
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Role, make_layout
 from anyformer.attention.lowered import FewQueries, densify
 from anyformer.attention.scores import Scoring
@@ -41,7 +41,7 @@ PLAIN = Requirements(64, 64)
 def test_the_kernel_that_is_chosen(
     kernel: str, role: Role, queries: int, needs: Requirements, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(choice_file, "HAS_TRITON", True)
+    monkeypatch.setattr(attend_file, "HAS_TRITON", True)
     q, k = (make_layout(2, n, torch.device("cpu")) for n in (queries, 50))
     problem = "auto", Causal(), q, k, role, NoPosition(), needs, runtime
     with torch.no_grad():

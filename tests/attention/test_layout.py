@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from anyformer.attention.attend import lower_dense
 from anyformer.attention.cache.kv_cache import Cache
 from anyformer.attention.cache.ring import Step
 from anyformer.attention.layout import Layout, make_layout, sees, segment_positions
-from anyformer.attention.lower import lower_dense
 from anyformer.attention.lowered import Dense
 from anyformer.config import (
     LM,

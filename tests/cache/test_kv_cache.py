@@ -27,10 +27,9 @@ from anyformer.config import (
 )
 from anyformer.config.cost import Sizes
 from anyformer.kernels.conventions import PADDING
-from anyformer.nn.inputs import Inputs
+from anyformer.nn.inputs import Inputs, read_inputs
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
-from anyformer.nn.model_inputs import read_inputs
 from tests.strategies import build, close, tokens
 
 CPU = torch.device("cpu")
@@ -121,7 +120,7 @@ def test_a_layout_is_as_good_as_its_tensors():
     model(ids, segments=segments, positions=positions, cache=one)
     model(Inputs(ids, Layout(positions, segments)), cache=two)
     assert facts(one) == facts(two)
-    _, layout = read_inputs(model.target, model.decoder, Inputs(ids[:, :1], Layout(torch.tensor([[7]]))), {}, one)
+    _, layout = read_inputs(model.target, False, Inputs(ids[:, :1], Layout(torch.tensor([[7]]))), {}, one)
     assert layout.segments.tolist() == [[0], [0]]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anyformer import presets
-from anyformer.attention import choose, few_queries
+from anyformer.attention import attend, choose, few_queries
 from anyformer.generation import session, top_k
 from anyformer.generation.beam_search import beam_search
 from anyformer.nn.model import Transformer
@@ -41,8 +41,8 @@ def test_as_plain(name: str, monkeypatch: pytest.MonkeyPatch):
         tables.append(problem.table is not None)
         launch(problem, *out)
 
-    monkeypatch.setattr(choose, "HAS_TRITON", True)
-    monkeypatch.setattr(choose, "_choose_once", choose._choose)
+    monkeypatch.setattr(attend, "HAS_TRITON", True)
+    monkeypatch.setattr(attend, "decide_once", choose.decide)
     monkeypatch.setattr(choose, "_no_decode", lambda pair, needs, at: obstacle(
         pair, needs, at._replace(device="cuda", dtype=torch.bfloat16)
     ))  # fmt: skip

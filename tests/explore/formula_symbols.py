@@ -13,10 +13,13 @@ from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import values_at
 from anyformer.explore.path_place import PathPlace
 from anyformer.explore.trace import last_side
+from anyformer.nn.attention_variants.cross import CrossAttention
+from anyformer.nn.attention_variants.latent import LatentAttention
 from anyformer.nn.block import ParallelBlock, Sublayer
 from anyformer.nn.experts import ExpertMixture
+from anyformer.nn.feature_inputs import PatchInput
 from anyformer.nn.heads import EmbeddingHead, PooledHead
-from anyformer.nn.inputs import PatchInput, TokenInput
+from anyformer.nn.inputs import TokenInput
 from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.norm import HeadNorm, normed
 from tests.explore import formula
@@ -162,9 +165,9 @@ def _qkv(place: PathPlace, found: dict[str, Any]) -> Symbols:
 
     for role, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
         functions[f"N_{role}"] = head_norm(norm, *sizes[role])
-    if layer.latent is not None:
+    if isinstance(layer, LatentAttention):
         return _latent(place, found)
-    if layer.cross:
+    if isinstance(layer, CrossAttention):
         memory = trace.activations["encoder.final"][0, found["key"][0]]
         values["m"] = array(memory)
         parts = {
@@ -196,11 +199,12 @@ def _qkv(place: PathPlace, found: dict[str, Any]) -> Symbols:
 def rotation(place: PathPlace) -> Callable[[Any], Any]:
     """Return the rotation to the position of a place."""
     trace, name, at = place.trace, place.mixer.name, place.row
+    relation = trace.relation(name)
 
     def rotate(x: Any) -> Any:
         padded = torch.zeros(1, 1, trace.activations[f"{name}.q"].shape[2], len(x))
         padded[0, 0, at] = torch.tensor(x).float()
-        return array(trace.relation(name).rotate(padded)[0, 0, at])
+        return array(relation.scheme.rotate(padded, relation.rotation)[0, 0, at])
 
     return rotate
 
@@ -218,8 +222,9 @@ def head_norm(norm: nn.Module, index: int, count: int) -> Callable[[Any], Any]:
 
 def _latent(place: PathPlace, found: dict[str, Any]) -> Symbols:
     trace, name, head = place.trace, place.mixer.name, place.head
-    latent, width = trace.attention(name).latent, len(found["read"])
-    assert latent is not None
+    attention, width = trace.attention(name), len(found["read"])
+    assert isinstance(attention, LatentAttention)
+    latent = attention.latent
     content = latent.parts[0]
 
     def cut(x: Any) -> Any:

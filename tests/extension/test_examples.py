@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.attend import choose
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import make_layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import Causal, NoPosition, import_file

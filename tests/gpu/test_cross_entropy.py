@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyformer.kernels.cross_entropy import fused_head_loss, token_loss
-from anyformer.nn.dropout import Dropout
+from anyformer.kernels.dropout import Dropout
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -15,8 +15,8 @@ from anyformer.generation.beam_search import beam_search
 from anyformer.generation.generate import generate, stream
 from anyformer.generation.request import Request
 from anyformer.generation.session import Session
+from anyformer.kernels.expert_matmul import MAX_GATHERED_ROWS
 from anyformer.nn.eval_mode import evaluating
-from anyformer.nn.experts import MAX_GATHERED_ROWS
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.quantise import quantise
 from anyformer.nn.transforms.rounding import Bits

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.attention.attend import attend
-from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.attend import attend, choose, lower
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role, make_layout
-from anyformer.attention.lower import lower
 from anyformer.attention.lowered import Blocks, Documents, FewQueries, densify
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring

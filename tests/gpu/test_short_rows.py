@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from anyformer.attention.attend import attend, mix, weigh
+from anyformer.attention.attend import attend, lower, mix, weigh
 from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import Layout, Role
-from anyformer.attention.lower import lower
 from anyformer.attention.lowered import Dense, ShortRows
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import Causal, Full, NoPosition, Pattern, Window
+from anyformer.kernels.dropout import keep_mask
 from anyformer.kernels.runtime import Runtime
-from anyformer.nn.dropout import keep_mask
 
 CUDA = torch.device("cuda")
 TOLERANCE = 3e-2  # beside the largest value: a few roundings of bf16
@@ -111,7 +110,7 @@ def test_dropout(measured: Callable[..., None]):
         return mix(torch.where(keep_mask(weights, p, seed), weights / (1 - p), 0.0), v)
 
     torch.manual_seed(1)
-    ours = differentiate(lambda *x: attend(*x, short, scoring, p), layout, shape, 100, torch.bfloat16)
+    ours = differentiate(lambda *x: attend(*x, short, scoring._replace(dropout=p)), layout, shape, 100, torch.bfloat16)
     torch.manual_seed(1)
     compare(ours, differentiate(eager, layout, shape, 100, torch.float64), measured)
 

@@ -29,6 +29,7 @@ from anyformer.config import (
     Tokens,
 )
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.context import Context, Crossing, PassOptions, Tap
 from tests.strategies import HERE, attentions, build as whole, close, seeds, tokens
 
@@ -39,7 +40,7 @@ CAUSAL = Context(HERE, HERE, Relation(Dense(causal=True)))
 
 def build(spec: Attention, seed: int = 0, cross: bool = False) -> MultiHeadAttention:
     torch.manual_seed(seed)
-    module = MultiHeadAttention(spec, WIDTH, cross=cross).double().eval()
+    module = (CrossAttention(spec, WIDTH) if cross else spec.build(WIDTH)).double().eval()
     for parameter in module.parameters():
         parameter.data = torch.randn_like(parameter)
     return module
@@ -70,7 +71,7 @@ def by_head(module: MultiHeadAttention, spec: Attention, x: Tensor, encoder_out:
     """The same from separate linear layers, one head at a time, each reading the whole embedding."""
     h, g = spec.heads, spec.groups
     k, k_v = spec.widths(WIDTH)
-    if module.cross:
+    if isinstance(module, CrossAttention):
         query, key_value, first = module.q, module.kv, 0
     else:
         query = key_value = module.qkv

@@ -16,9 +16,9 @@ from anyformer.config import Experts, Gated
 from anyformer.generation import buffers
 from anyformer.generation.beam_search import beam_search
 from anyformer.generation.buffers import DecodeBuffers
+from anyformer.kernels import expert_matmul as kernels
 from anyformer.kernels.cuda_graph import for_capture
-from anyformer.nn import experts
-from anyformer.nn.experts import MAX_GATHERED_ROWS, ExpertRows, expert_matmul
+from anyformer.kernels.expert_matmul import MAX_GATHERED_ROWS, ExpertRows, expert_matmul
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.quantise import quantise
 from anyformer.nn.transforms.rounding import Bits, RoundedFormat, round_off
@@ -149,4 +149,4 @@ def test_kernels_on_a_gpu(
         device=torch.device("cuda"), dtype=dtype, shape=(rows, width), element_size=lambda: size, is_cuda=True
     )
     weight: Any = SimpleNamespace(shape=(8, 64, width))
-    assert experts._choose_kernel(x, weight) == kernel
+    assert kernels._choose_kernel(x, weight) == kernel

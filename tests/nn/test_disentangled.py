@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from anyformer.attention.choose import Requirements, choose
+from anyformer.attention.attend import choose
+from anyformer.attention.choose import Requirements
 from anyformer.attention.layout import make_layout
 from anyformer.config import (
     Attention,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer.nn.dropout import MIN_ELEMENTS, Dropout, hashed_dropout, keep_mask, noise
+from anyformer.kernels.dropout import MIN_ELEMENTS, Dropout, hashed_dropout, keep_mask, noise
 from tests.narrow import kept
 
 SEEDS = [torch.tensor(seed, dtype=torch.int32) for seed in (0, 1, 2**31 - 2, 12345)]

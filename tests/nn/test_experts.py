@@ -21,9 +21,10 @@ from anyformer.config import (
     SoftmaxTopK,
     io,
 )
+from anyformer.kernels.expert_matmul import ExpertRows, expert_matmul
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.context import Tap
-from anyformer.nn.experts import ExpertMixture, ExpertRows, expert_matmul
+from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.init import initialise
 from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.taps import run_with_taps

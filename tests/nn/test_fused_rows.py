@@ -47,6 +47,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[RowFusion]:
         monkeypatch.setattr(module, "one_row_linear", one_row)
     monkeypatch.setattr(rounding, "has_int4_kernel", lambda packed, width: True)
     monkeypatch.setattr(rounding, "int4_linear", int4)
+    monkeypatch.setattr(substitute, "HALF", (torch.float32,))
     monkeypatch.setattr(substitute, "is_few_rows", lambda x: x.numel() == x.shape[-1] and not torch.is_grad_enabled())
     return calls
 

@@ -9,7 +9,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from anyformer.attention.layout import Layout
 from anyformer.attention.lowered import Dense, Relation
 from anyformer.config import Attention, Latent, Rotary
-from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.latent import LatentAttention
 from anyformer.nn.context import Context
 
 WIDTH, HEADS, RANK, CONTENT, TURNING, VALUE, LENGTH = 32, 4, 12, 10, 6, 7, 20
@@ -50,7 +50,7 @@ def test_equals_deepseek(query_rank: int | None):
 
     compress = Latent(rank=RANK, rotary_width=TURNING, query_rank=query_rank)
     spec = Attention(heads=HEADS, key_width=CONTENT + TURNING, value_width=VALUE, compress=compress)
-    ours = MultiHeadAttention(spec, WIDTH).eval()
+    ours = LatentAttention(spec, WIDTH).eval()
     queries = halves(weights["q_b_proj" if query_rank else "q_proj"], HEADS, CONTENT)
     down = (weights["q_a_proj"] if query_rank else queries, halves(weights["kv_a_proj_with_mqa"], 1, RANK))
     found = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.attend import lower_dense
 from anyformer.attention.layout import Layout, Role, make_layout
-from anyformer.attention.lower import lower_dense
 from anyformer.attention.lowered import Relation
 from anyformer.config import (
     Attention,
@@ -24,6 +24,7 @@ from anyformer.config import (
     Stack,
 )
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.block import build_block
 from anyformer.nn.context import Context, Crossing
 from anyformer.nn.stack import BlockStack, Encoded
@@ -160,7 +161,7 @@ def test_self_attention(pattern: Pattern, bias: bool, backend: str) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_cross_attention(bias: bool, backend: str) -> None:
     theirs = loud(nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True))
-    ours = MultiHeadAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH, cross=True)
+    ours = CrossAttention(Attention(heads=HEADS, bias=bias, output=Projected(bias=bias)), WIDTH)
     (x, padding, layout), (memory, hidden, source) = rows(TARGET, Full()), rows(SOURCE, Full())
     ctx = Context(
         layout,

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.config import LoRA
-from anyformer.nn.experts import ExpertRows, StackedLinear
+from anyformer.kernels.expert_matmul import ExpertRows
+from anyformer.nn.experts import StackedLinear
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.nn.transforms.arm_kernel import ArmKernelFormat

@@ -176,7 +176,7 @@ class Cache:
         if first:
             own, self.fresh = Step(new, FirstTokens(writer)), False
         steps: dict[int | None, Step] = {None: own}
-        return steps | {reach: ring.take(new, first) for reach, ring in self.rings.items()}
+        return steps | {reach: ring.take(new, first) for reach, ring in self.rings.items()} if self.rings else steps
 
     def on_host(self) -> bool:
         """Return whether Python runs for every call: checks and counts have no effect in a compiled or captured one."""

@@ -32,6 +32,12 @@ class Past(NamedTuple):
         layers = tuple(torch.zeros(batch, slots, width, device=device, dtype=dtype) for width in widths)
         return cls(positions, torch.full_like(positions, PADDING), layers)
 
+    def check(self, slots: int, layers: int) -> None:
+        """Raise a ValueError if this is not the memory of a model with so many slots and layers."""
+        if (self.positions.shape[1], len(self.layers)) != (slots, layers):
+            own = f"{len(self.layers)} layers and {self.positions.shape[1]} tokens"
+            raise ValueError(f"this past has {own}, of another model: use `new_past`")
+
     def make_layout(
         self,
         batch: int,

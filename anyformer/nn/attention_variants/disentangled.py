@@ -3,13 +3,12 @@
 from functools import reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyformer.attention.lowered import Dense, Relation, add_bias
 from anyformer.attention.scores import repeat_heads
 from anyformer.config import Attention, Disentangled
 from anyformer.nn.attention import MultiHeadAttention
-from anyformer.nn.dropout import Dropout
 from anyformer.nn.linear import Linear, split_heads
 
 
@@ -30,7 +29,7 @@ class DisentangledAttention(MultiHeadAttention):
         parts = (spec.heads * k * self.to_content, spec.groups * k * self.to_position)
         separate = scheme.projections == "separate"
         self.own = Linear(width, tuple(part for part in parts if part), bias=spec.bias) if separate else None
-        self.vector_dropout = Dropout(scheme.dropout)
+        self.vector_dropout = nn.Dropout(scheme.dropout)
 
     def mask(self, relation: Relation, q: Tensor, k: Tensor) -> Dense:
         return add_bias(relation.lowered, reduce(torch.add, self.distance_terms(relation, q, k).values()) * self.scale)
@@ -54,7 +53,7 @@ class DisentangledAttention(MultiHeadAttention):
         if self.own is None:
             parts = self.qkv.split(vectors)
             q, k = (parts[i][None] for i in self.serves[:2])
-            return self._normed_heads(self.q_norm, q, self.heads), self._normed_heads(self.k_norm, k, self.groups)
+            return self.normed_heads(self.q_norm, q, self.heads), self.normed_heads(self.k_norm, k, self.groups)
         parts, none = self.own.split(vectors), vectors.new_empty(1, 0, 0, 0)
         q = split_heads(parts[0][None], self.heads) if self.to_content else none
         return q, split_heads(parts[-1][None], self.groups) if self.to_position else none

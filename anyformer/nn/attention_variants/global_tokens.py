@@ -8,7 +8,7 @@ from anyformer.config import Attention
 from anyformer.kernels.conventions import SEER
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
-from anyformer.nn.linear import Linear, split_heads
+from anyformer.nn.linear import Linear
 
 
 class GlobalTokenAttention(MultiHeadAttention):
@@ -34,18 +34,16 @@ class GlobalTokenAttention(MultiHeadAttention):
         found = layout.positions < self.global_positions
         return found if layout.marks is None else found | (layout.marks >= SEER)
 
-    def _project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         found = self.global_queries(ctx.layout)
         if found is None:
-            return super()._project(x, ctx)
+            return super().project(x, ctx)
         assert ctx.relation is not None
-        q, k, v = super()._project(x, ctx._replace(taps=None))
-        own_q, own_k, own_v = self.global_qkv.split(x)
-        own_q = ctx.relation.rotate(self._normed_heads(self.q_norm, own_q, self.heads))
-        own_k = ctx.relation.rotate(self._normed_heads(self.k_norm, own_k, self.groups))
+        q, k, v = super().project(x, ctx._replace(taps=None))
+        own_q, own_k, own_v = self.shape_heads(self.global_qkv.split(x), ctx.relation)
         rows = found[:, None, :, None]
         q = torch.cat((q.masked_fill(rows, 0), own_q.masked_fill(~rows, 0)), dim=-1)  # [b, h, t, 2k]
-        k, v = torch.cat((k, own_k), dim=-1), torch.cat((v, split_heads(own_v, self.groups)), dim=-1)
+        k, v = torch.cat((k, own_k), dim=-1), torch.cat((v, own_v), dim=-1)
         return ctx.tap("q", q), ctx.tap("k", k), ctx.tap("v", v)
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:

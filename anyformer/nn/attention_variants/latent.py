@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import Attention, Latent
+from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import Context
 from anyformer.nn.linear import Linear, split_heads
 
@@ -30,14 +31,14 @@ class LatentProjection(nn.Module):
         self.up = Linear(rank, (h * (k - rotary), h * k_v), bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, c, r = self.down.split(ctx.with_memory(x))
+        q, c, r = self.down.split(x if ctx.memory is None else ctx.memory.append(x))
         q = split_heads(self.query_up(self.query_norm(q)), self.heads)
         c, r = ctx.tap("latent", self.norm(c)).unsqueeze(1), r.unsqueeze(1)  # [b, 1, t, rank], [b, 1, t, rotary]
         assert ctx.relation is not None
         if ctx.relation.rotation is not None:
             content, rotated = q.split(self.parts, dim=-1)
-            q = torch.cat((content, ctx.relation.rotate(rotated)), dim=-1)
-            r = ctx.relation.rotate(r)
+            q = torch.cat((content, ctx.relation.scheme.rotate(rotated, ctx.relation.rotation)), dim=-1)
+            r = ctx.relation.scheme.rotate(r, ctx.relation.rotation)
         q = q[:, :, -x.shape[1] :]  # tokens of the segment memory are keys only
         c, r = ctx.append(c, r)
         if ctx.relation.absorbs:
@@ -55,3 +56,21 @@ class LatentProjection(nn.Module):
     def queries(self) -> Tensor:
         """Return the rows of the weight that project the queries."""
         return self.query_up.rows() if isinstance(self.query_up, Linear) else self.down.rows(0)
+
+
+class LatentAttention(MultiHeadAttention):
+    """Self-attention whose queries, keys and values are those of a `LatentProjection`."""
+
+    latent: LatentProjection
+
+    def add_projections(self, spec: Attention, width: int) -> None:
+        assert spec.latent is not None
+        self.latent = LatentProjection(spec, spec.latent, width)
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.latent(x, ctx)
+        return q, k, v
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        out = super().read(q, k, v, ctx)
+        return self.latent.values(out) if ctx.relation is not None and ctx.relation.absorbs else out

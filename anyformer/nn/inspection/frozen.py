@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.config import ConfigError, Fault
-from anyformer.nn.dropout import Dropout
 from anyformer.nn.heads import (
     DenseTransform,
     EmbeddingHead,
@@ -142,7 +141,7 @@ def _freeze_pooled(head: PooledHead, x: Tensor, index: int) -> Direction:
     u = torch.zeros_like(y)
     match head.last:
         case nn.Sequential():
-            last = next(part for part in head.last if not isinstance(part, Dropout))
+            last = next(part for part in head.last if not isinstance(part, nn.Dropout))
             assert isinstance(last, nn.Linear)
             u, constant = last.weight[index].double(), float(bias_of(last, last.weight[:, 0])[index])
         case UnitLength() | LearnedLength():

@@ -45,8 +45,8 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
             assert bias is not None
             curves[name] = Curve("bias", distances, bias[0, :, :, 0])
         elif type(positions.scheme).rotate is not Position.rotate:
-            q, k = (_rotated_ones(positions, at, plan.rotary_width) for at in (distances[None], start))
-            curve = (q * k).sum(dim=-1)[0] / plan.rotary_width  # [1, n]
+            q, k = (_rotated_ones(positions, at, plan.needs.rotary_width) for at in (distances[None], start))
+            curve = (q * k).sum(dim=-1)[0] / plan.needs.rotary_width  # [1, n]
             curves[name] = Curve("envelope", distances, curve.expand(attention.heads, -1))
     return curves
 

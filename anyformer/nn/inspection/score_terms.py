@@ -19,8 +19,10 @@ from anyformer.attention.lowered import Relation
 from anyformer.attention.position_module import Positions
 from anyformer.config import Position, Side
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
+from anyformer.nn.attention_variants.latent import LatentAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.inputs import InputModule, Inputs
 from anyformer.nn.inspection.sublayers import attention_at, refuse_state, stacks_of
@@ -46,7 +48,7 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
     stack = stacks_of(model)[side]
     _, seen = run_with_taps(model, [f"{name}.q", f"{name}.k", f"{side}.embed"], *inputs, **options)
     terms = {"content": attention.scoring.scores(seen[f"{name}.q"], seen[f"{name}.k"])}
-    if attention.cross:
+    if isinstance(attention, CrossAttention):
         return terms  # positions do not act between two texts
     if stack.levels[layer]:
         raise ValueError(f"{name} reads pooled tokens: their scores cannot be split")
@@ -94,7 +96,7 @@ def _why_mixed(attention: MultiHeadAttention, stack: BlockStack, read: InputModu
         return "where queries and keys are normalised, or scores are capped"
     if isinstance(attention, GlobalTokenAttention):
         return "where global tokens have separate projections"
-    return "in latent attention" if attention.latent is not None else None
+    return "in latent attention" if isinstance(attention, LatentAttention) else None
 
 
 def _project(attention: MultiHeadAttention, x: Tensor) -> list[Tensor]:

@@ -19,7 +19,8 @@ from anyformer.kernels.fp8 import E4M3, E5M2, activation_backward_fp8, to_fp8
 from anyformer.kernels.fused_activation import Act, activate
 from anyformer.kernels.private import LONG_ROW, scaled_matmul
 from anyformer.kernels.runtime import Runtime
-from anyformer.nn.linear import Linear, WeightFormat
+from anyformer.nn.linear import Linear
+from anyformer.nn.transforms.substitute import FusedFormat
 
 SIZE_MULTIPLE = 16  # the hardware multiplies matrices of such sizes
 MIN_CAPABILITY = (8, 9)  # the first CUDA compute capability with fp8 units
@@ -90,7 +91,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None = Non
         return cast(Tensor, y).unflatten(0, x.shape[:-1])
 
 
-class Float8Format(WeightFormat):
+class Float8Format(FusedFormat):
     """A parameter that is multiplied in fp8 in training, and plainly otherwise."""
 
     def matmul(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.kernels.cuda_graph import is_for_capture
+from anyformer.kernels.expert_matmul import ExpertRows, expert_matmul
 from anyformer.kernels.int4 import fits_int4_kernel, has_int4_kernel, int4_linear, interleave
 from anyformer.kernels.matmul import (
     MAX_INT8_ROWS,
@@ -21,8 +22,7 @@ from anyformer.kernels.matmul import (
     one_row_linear,
 )
 from anyformer.kernels.runtime import Runtime
-from anyformer.nn.experts import ExpertRows, expert_matmul
-from anyformer.nn.linear import WeightFormat
+from anyformer.nn.transforms.substitute import FusedFormat
 
 Bits = Literal[8, 4]
 MAX_INTEGER = {8: 119, 4: 7}  # the largest |q|; 8 bits stop at 16·7 + 7, which two integers of 4 bits represent
@@ -73,7 +73,7 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 # -- the format -------------------------------------------------------------------------------------------------------
 
 
-class RoundedFormat(WeightFormat):
+class RoundedFormat(FusedFormat):
     """Integers and scales of one linear layer, or of the stacked layers of experts.
 
     Each matmul dequantises them, except for few rows on a GPU, whose kernels read the integers.

@@ -10,25 +10,28 @@ do not fit a call.
 
 from collections import Counter
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyformer.kernels.cross_entropy import can_fuse_loss, fused_head_loss
+from anyformer.kernels.dropout import Dropout
 from anyformer.kernels.elementwise import can_norm, rms_norm, silu_gate
-from anyformer.kernels.fused_activation import fused_linear_activation
+from anyformer.kernels.fused_activation import Act, fused_linear_activation
 from anyformer.kernels.matmul import RowFusion, has_row_kernel, is_few_rows, linear, one_row_linear
 from anyformer.kernels.narrow_norm import is_narrow_step, narrow_norm
-from anyformer.kernels.runtime import HAS_TRITON, in_compiled_half_step, runs_fused
+from anyformer.kernels.runtime import HALF, HAS_TRITON, in_compiled_half_step, runs_fused
 from anyformer.kernels.split_linear import MAX_PARTS, split_linear
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import Sublayer
 from anyformer.nn.context import Context
 from anyformer.nn.eval_mode import submodules
-from anyformer.nn.feedforward import GatedFFN, PlainFFN
-from anyformer.nn.heads import VocabularyHead
-from anyformer.nn.linear import Linear
+from anyformer.nn.experts import ExpertMixture
+from anyformer.nn.feedforward import GatedFFN, PlainFFN, swiglu
+from anyformer.nn.heads import LossTarget, VocabularyHead
+from anyformer.nn.linear import Linear, WeightFormat
 from anyformer.nn.norm import OverBatch, RootMeanSquare
 
 Use = Literal["cpu", "cuda", "training"]  # on a CPU or a GPU without gradients, or in compiled half-precision training
@@ -57,6 +60,26 @@ class FastRootMeanSquare(RootMeanSquare):
         if can_norm(x, weight):
             return rms_norm(x, weight, self.eps)
         return F.rms_norm(x, weight.shape, None, self.eps) * weight
+
+
+class FusedFormat(WeightFormat):
+    """Weight format with kernels that include steps around the matmul."""
+
+    def fuses_activation(self, outputs: int) -> bool:
+        """Return whether `activated` supports a layer with that many outputs, in compiled half-precision training."""
+        return False
+
+    def activated(self, x: Tensor, weight: Tensor, bias: Tensor, act: Act) -> Tensor:
+        """Return act(x Wᵀ + b) by one op."""
+        raise NotImplementedError(f"{type(self).__name__} does not fuse activations")
+
+    def has_row_kernel(self, dtype: torch.dtype) -> bool:
+        """Return whether `fused_row` supports a row of this data type on a GPU."""
+        return False
+
+    def fused_row(self, x: Tensor, bias: Tensor | None, fusion: RowFusion) -> Tensor:
+        """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
+        raise NotImplementedError(f"{type(self).__name__} has no kernel for one row")
 
 
 class FastLinear(Linear):
@@ -91,7 +114,8 @@ class FastLinear(Linear):
     @property
     def fuses_activation(self) -> bool:
         """True if one op can compute the layer and an activation, in compiled half-precision training."""
-        fits = self.format is None or self.format.fuses_activation(self.out_features)
+        own = self.format
+        fits = own is None or (isinstance(own, FusedFormat) and own.fuses_activation(self.out_features))
         return fits and self.lora is None and self.weight is not None and self.bias is not None
 
     def has_row_kernel(self, dtype: torch.dtype) -> bool:
@@ -99,24 +123,32 @@ class FastLinear(Linear):
         if self.lora is not None or has_hooks(self):
             return False
         if self.format is not None:
-            return self.format.has_row_kernel(dtype)
+            return isinstance(self.format, FusedFormat) and self.format.has_row_kernel(dtype)
         return self.weight is not None and has_row_kernel(self.weight, dtype)
 
     def fused_row(self, x: Tensor, fusion: RowFusion) -> Tensor:
         """Return x Wᵀ + b of one row, with the steps of `fusion`, by one kernel."""
-        if self.format is not None:
+        if isinstance(self.format, FusedFormat):
             return self.format.fused_row(x, self.bias, fusion)
         assert self.weight is not None
         return one_row_linear(x, self.weight, None, self.bias, *fusion)
 
 
 class FastVocabularyHead(VocabularyHead):
-    """Head with kernels for few rows."""
+    """Head with kernels for few rows; in training on a GPU its loss stores no logits."""
+
+    def loss(self, x: Tensor, table: Tensor | None, target: LossTarget) -> Tensor:
+        if self.format is not None or self.cap is not None or not can_fuse_loss(x):
+            return super().loss(x, table, target)
+        rows, labels = self._hidden(target.rows_of(x)).flatten(0, 1), target.labels.flatten()
+        return fused_head_loss(rows, self._weight(table), self.bias, labels, target.smoothing)
 
     def _logits(self, x: Tensor, table: Tensor | None) -> Tensor:
         if self.format is not None:
             return super()._logits(x, table)
-        logits = linear(x, self._weight(table), self.bias)
+        weight = self._weight(table)
+        one_row = not x.is_cuda and x.numel() == x.shape[-1]  # which a CPU multiplies as it is
+        logits = F.linear(x, weight, self.bias) if one_row else linear(x, weight, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
@@ -124,14 +156,30 @@ class FastPlainFFN(PlainFFN):
     """Feed-forward whose first layer and activation are one op in compiled half-precision training."""
 
     def lift(self, x: Tensor) -> Tensor:
-        up = self.up
-        if self.fused is None or not (isinstance(up, FastLinear) and up.fuses_activation and in_fused_step(up, x)):
+        up, act = self.up, None if self.dropout.p else cast(Act | None, self.activation.fused)
+        if act is None or not (isinstance(up, FastLinear) and up.fuses_activation and in_fused_step(up, x)):
             return super().lift(x)
         assert up.weight is not None
         assert up.bias is not None
-        if up.format is not None:
-            return up.format.activated(x, up.weight, up.bias, self.fused)
-        return fused_linear_activation(x, up.weight, up.bias, self.fused)
+        if isinstance(up.format, FusedFormat):
+            return up.format.activated(x, up.weight, up.bias, act)
+        return fused_linear_activation(x, up.weight, up.bias, act)
+
+
+class FastGatedFFN(GatedFFN):
+    """Gated feed-forward whose SwiGLU is one kernel in evaluation on a GPU."""
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        h = silu_gate(gate, up) if self.act is swiglu else self.act(gate, up)
+        return self.down(self.dropout(ctx.tap("hidden", h)))
+
+
+class FastExpertMixture(ExpertMixture):
+    """Mixture of experts whose SwiGLU is one kernel in evaluation on a GPU."""
+
+    def activate(self, *parts: Tensor) -> Tensor:
+        return silu_gate(*parts) if self.act is swiglu else super().activate(*parts)
 
 
 class FastSublayer(Sublayer):
@@ -145,7 +193,7 @@ class FastSublayer(Sublayer):
         absent = type(self.norm_branch) is nn.Identity and type(self.norm_sum) is nn.Identity
         if self.training or ctx.taps is not None or not (absent and self.residual) or type(self.norm_in) is OverBatch:
             return super().forward(x, ctx)
-        if not (is_few_rows(x) and self._fuses(x.dtype, ctx)):
+        if not (x.dtype in HALF and is_few_rows(x) and self._fuses(x.dtype, ctx)):
             return x + self.inner(self.norm_in(x), ctx)
         assert isinstance(self.norm_in, RootMeanSquare)
         norm, inner = RowFusion(self.norm_in.weight, self.norm_in.eps), self.inner
@@ -163,9 +211,9 @@ class FastSublayer(Sublayer):
     def _ends(self) -> tuple[nn.Module, ...]:
         """Return the first and the last layer of an inner module that supports fusion; of others, the module itself."""
         inner = self.inner
-        if type(inner) is MultiHeadAttention and not (inner.cross or inner.latent or inner.gate):
+        if type(inner) is MultiHeadAttention and inner.gate is None:
             return inner.qkv, inner.out
-        if isinstance(inner, GatedFFN) and inner.act is silu_gate:
+        if isinstance(inner, GatedFFN) and inner.act is swiglu:
             return inner.gate_up, inner.down
         return (inner,)
 
@@ -207,10 +255,13 @@ class Substitution(NamedTuple):
 WHERE: dict[Use, str] = {"cpu": "on a CPU", "cuda": "on CUDA with Triton", "training": "in compiled half precision"}
 TABLE: dict[type[nn.Module], Substitution] = {
     nn.LayerNorm: Substitution(FastLayerNorm, ("training",), "saves bf16 for the backward pass"),
+    nn.Dropout: Substitution(Dropout, ("training",), "draws its mask by a hash or by few bits"),
     RootMeanSquare: Substitution(FastRootMeanSquare, ("cuda", "training"), "one kernel; in training it saves bf16"),
     Linear: Substitution(FastLinear, ("cpu", "cuda", "training"), "kernels for few rows, and for joined gradients"),
-    VocabularyHead: Substitution(FastVocabularyHead, ("cpu", "cuda"), "kernels for few rows"),
+    VocabularyHead: Substitution(FastVocabularyHead, ("cpu", "cuda"), "kernels for few rows, and for the loss on CUDA"),
     PlainFFN: Substitution(FastPlainFFN, ("training",), "matmul and activation by one op"),
+    GatedFFN: Substitution(FastGatedFFN, ("cuda",), "SwiGLU by one kernel"),
+    ExpertMixture: Substitution(FastExpertMixture, ("cuda",), "SwiGLU by one kernel"),
     Sublayer: Substitution(FastSublayer, ("cpu", "cuda"), "fewer calls; on CUDA also fewer kernels for one row"),
 }
 

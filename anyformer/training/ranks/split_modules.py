@@ -16,11 +16,14 @@ from anyformer.attention.lowered import Lowered
 from anyformer.attention.position_module import Positions
 from anyformer.attention.scores import Scoring
 from anyformer.config import Position
+from anyformer.kernels.dropout import Dropout
+from anyformer.kernels.expert_matmul import ExpertRows, expert_matmul
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
-from anyformer.nn.dropout import Dropout
-from anyformer.nn.experts import ExpertMixture, ExpertRows, StackedLinear, expert_matmul
+from anyformer.nn.attention_variants.latent import LatentAttention
+from anyformer.nn.experts import ExpertMixture, StackedLinear
 from anyformer.nn.linear import Linear
 from anyformer.nn.lora import LowRank
 from anyformer.training.ranks.collectives import enter, gather, leave, local, own_generator, span
@@ -112,13 +115,22 @@ class SplitAttention(MultiHeadAttention):
     @property
     def scoring(self) -> Scoring:
         # not by `super()`: torch.compile cannot trace a property of a base class
-        return Scoring(self.scale, self.normalizer, self.cap, None if self.sinks is None else local(self.sinks))
+        sinks, dropout = None if self.sinks is None else local(self.sinks), self.dropout if self.training else 0.0
+        return Scoring(self.scale, self.normalizer, self.cap, sinks, dropout)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, scoring: Scoring) -> Tensor:
         if not (self.training and self.dropout):
             return super().attend(q, k, v, lowered, scoring)
         with own_generator(q, self.mesh):
             return super().attend(q, k, v, lowered, scoring)
+
+
+class SplitCrossAttention(SplitAttention, CrossAttention):
+    """Some of the heads that read the encoder's output."""
+
+
+class SplitLatentAttention(SplitAttention, LatentAttention):
+    """Some of the heads that read compressed vectors."""
 
 
 class SplitDisentangledAttention(SplitAttention, DisentangledAttention):

@@ -23,9 +23,10 @@ from anyformer.attention.position_module import Positions
 from anyformer.config.adapter import within
 from anyformer.kernels.conventions import Note
 from anyformer.nn.attention import MultiHeadAttention
+from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
-from anyformer.nn.attention_variants.latent import LatentProjection
+from anyformer.nn.attention_variants.latent import LatentAttention, LatentProjection
 from anyformer.nn.block import Sublayer
 from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
@@ -43,9 +44,11 @@ from anyformer.training.ranks.split_modules import (
     RowLinear,
     RowLowRank,
     SplitAttention,
+    SplitCrossAttention,
     SplitDisentangledAttention,
     SplitDropout,
     SplitGlobalTokenAttention,
+    SplitLatentAttention,
     SplitMixture,
     SplitPositions,
     SplitStackedLinear,
@@ -55,6 +58,8 @@ from anyformer.training.ranks.split_vocabulary import SplitTokenInput, SplitVoca
 
 SPLIT_ATTENTION: dict[type[nn.Module], type[SplitAttention]] = {
     MultiHeadAttention: SplitAttention,
+    CrossAttention: SplitCrossAttention,
+    LatentAttention: SplitLatentAttention,
     DisentangledAttention: SplitDisentangledAttention,
     GlobalTokenAttention: SplitGlobalTokenAttention,
 }
@@ -118,8 +123,10 @@ class SplitHeads(ParallelStyle):
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, MultiHeadAttention)
-        plan: dict[str, ParallelStyle] = {"q": Columns(), "kv": Columns()} if module.cross else {"qkv": Columns()}
-        if module.latent is not None:
+        plan: dict[str, ParallelStyle] = {"qkv": Columns()}
+        if isinstance(module, CrossAttention):
+            plan = {"q": Columns(), "kv": Columns()}
+        elif isinstance(module, LatentAttention):
             plan = {"latent": Compressed()}
         if module.gate is not None:
             plan["gate"] = Columns()
@@ -237,7 +244,8 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
             continue
         for at, attention in own.items():
             plan[at] = SplitHeads()
-            norms = ("q_norm", "k_norm") if attention.latent is None else ("latent.norm", "latent.query_norm")
+            latent = isinstance(attention, LatentAttention)
+            norms = ("latent.norm", "latent.query_norm") if latent else ("q_norm", "k_norm")
             partial += [f"{at}.{part}" for part in (*norms, "value_mix")]
         for i, positions in enumerate(stack.schemes):
             become(positions, SplitPositions, mesh=mesh)

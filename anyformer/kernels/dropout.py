@@ -1,4 +1,4 @@
-"""Dropout that launches nothing in evaluation and draws its mask faster in training."""
+"""Dropout whose masks are drawn faster than torch's."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ MIXERS = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32))  # a hash of 32 bits (Well
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` that launches no kernel in evaluation: decode steps of small models are launch-bound.
+    """`nn.Dropout` that draws its mask faster in training, and launches nothing in evaluation.
 
     torch's random numbers take longer than the rest of an elementwise kernel. In compiled training on a GPU the mask is
     a hash of each index and one random seed; on a CPU it has 16 bits per element of a generator with a random seed.
@@ -22,7 +22,7 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and self.p):
-            return x  # [...]: of any shape
+            return x
         if torch.compiler.is_compiling() and x.is_cuda and x.numel() < 2**31:
             return hashed_dropout(x, self.p, torch.randint(2**31 - 1, (), device=x.device, dtype=torch.int32))
         if self.p < 1 and type(x) is Tensor and x.device.type == "cpu" and x.numel() >= MIN_ELEMENTS and not _traced():
