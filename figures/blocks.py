@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module, functional as F
 
 from anyformer.config import Attention, Block, LayerNorm, ModelConfig, NoHead, NoNorm, Stack, Tokens, Xavier
-from anyformer.nn.dropout import Dropout
+from anyformer.kernels.dropout import Dropout
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
 from figures.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure

@@ -6,7 +6,7 @@ import io
 import sys
 import tokenize
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from anyformer.config.spec import Spec
 
@@ -100,3 +100,8 @@ def _add_words(node: Any, defs: dict[str, Any]) -> None:
             usual = homes.get(node.pop("default_kind", ""))
             tables = [m if m["$ref"] == usual else {**m, "required": ["kind"]} for m in node["oneOf"]]
             node["oneOf"] = [*tables, {"enum": plain}] if plain else tables
+
+
+def typed(field: Any) -> Any:
+    """Return the type of a field with its range."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation

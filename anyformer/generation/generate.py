@@ -187,7 +187,7 @@ def _start(model: Transformer, request: Request, patience: int | None) -> tuple[
     return session, _steps(session, state, patience or steps_between_checks(session.ids.device, can_end), key)
 
 
-class Answers:
+class AnswerRows:
     """The answers of all rows: tensors with fixed addresses, so that steps are captured."""
 
     def __init__(self, session: Session, request: Request, slots: int):
@@ -209,7 +209,7 @@ class Answers:
         self.count.zero_()
 
 
-class DecodeState(Answers):
+class DecodeState(AnswerRows):
     """Answers that grow by one token a step, and whether they have ended."""
 
     def __init__(self, session: Session, request: Request, slots: int):

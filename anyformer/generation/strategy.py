@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Field, ValidationError, model_validator
 
 from anyformer.config.part import Part, kind_of
-from anyformer.config.schema import meanings
-from anyformer.config.spec import (
-    FINDERS,
-    ConfigError,
-    Fault,
-    Flag,
-    LengthPenalty,
-    Size,
-    Spec,
-    did_you_mean,
-    explain,
-)
+from anyformer.config.schema import meanings, typed
+from anyformer.config.spec import FINDERS, ConfigError, Fault, Flag, LengthPenalty, Size, Spec, did_you_mean, explain
 from anyformer.generation.filters import Addend, Filter
 
 if TYPE_CHECKING:
@@ -304,11 +294,6 @@ class Option(NamedTuple):
 
 # options that are fields of `Request`
 PER_CALL: dict[str, type[Strategy]] = {"seed": Sampling, "phrases": Beam}
-
-
-def typed(field: Any) -> Any:
-    """Return the type of a field with its range."""
-    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
 
 
 def options() -> dict[str, Option]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from anyformer.generation.drafters import Proposal
-from anyformer.generation.generate import Answers
+from anyformer.generation.generate import AnswerRows
 from anyformer.generation.logit_processors import process
 from anyformer.generation.request import Request
 from anyformer.generation.sampling import TokenChoice, bits, choose, widest
@@ -15,7 +15,7 @@ from anyformer.kernels.runtime import at_least_fp32
 TEST_STEP = 2 << 30  # added to the step: noise of tests, independent of that of drafts and tokens
 
 
-class Verifier(Answers):
+class Verifier(AnswerRows):
     """Answers that are extended by verified tokens."""
 
     def __init__(self, session: Session, request: Request, ahead: int):

@@ -334,11 +334,12 @@ class PagedServer:
     def _finish(self, sequence: Sequence, out: Outbox, reason: Reason, message: str = "") -> None:
         self._remove(sequence)
         self._batch.end(sequence)
-        beams = sequence.beams if reason == "stop" else None
-        end = sequence.end(reason, message) if beams is None else sequence.end_search(beams.found())
-        if end.reason in ("stop", "length") and sequence.beams is None:
+        complete, end = reason in ("stop", "length"), sequence.end(reason, message)
+        if sequence.beams is not None and complete:
+            end = sequence.end_search(sequence.beams.found())
+        elif complete:
             self.pages.remember(sequence)
-        self.pages.release(sequence, clean=end.message != NOT_FINITE and reason in ("stop", "length"))
+        self.pages.release(sequence, clean=end.message != NOT_FINITE and complete)
         out.finish(sequence, end)
 
     def _remove(self, sequence: Sequence) -> None:
