@@ -74,7 +74,7 @@ class Experiment(Part):
         super().__pydantic_init_subclass__(**options)
         if cls.is_family():
             return
-        texts = Path(inspect.getfile(cls)).with_name(f"{kind_of(cls)}.toml")
+        texts = _file_of(cls).with_name(f"{kind_of(cls)}.toml")
         if texts.exists():
             for field, value in tomllib.loads(texts.read_text(encoding="utf-8")).items():
                 setattr(cls, field, value)
@@ -84,7 +84,7 @@ class Experiment(Part):
     @property
     def file(self) -> Path:
         """The file of the class."""
-        return Path(inspect.getfile(type(self)))
+        return _file_of(type(self))
 
     def rule(self, cells: Iterable[Cell]) -> str:
         """Return the hash of the decision rule for these cells."""
@@ -166,6 +166,14 @@ class Experiment(Part):
     @abstractmethod
     def draw(self, results: Sequence[CellResult]) -> Any:
         """Return a figure made by `lab/figures.py`."""
+
+
+def _file_of(kind: type[Any]) -> Path:
+    """Return the file of a class; for one that was typed in, as in a notebook, a file of the current folder."""
+    try:
+        return Path(inspect.getfile(kind))
+    except (OSError, TypeError):
+        return Path(f"{kind.__name__}.py")
 
 
 def every() -> list[Experiment]:

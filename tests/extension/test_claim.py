@@ -55,10 +55,20 @@ def test_a_claim_states_what_is_tested(tmp_path: Path) -> None:
         import_file(file)
 
 
+def test_a_claim_may_be_typed_in() -> None:
+    names = {"__name__": "a_notebook"}
+    exec(
+        FILE.read_text().replace('"ordered"\n', '"typed"\n    claim, prediction, minutes = "It is.", "Yes.", (1,)\n'),
+        names,
+    )
+    assert names["Ordered"].claim == "It is."
+
+
 def test_without_the_package_of_claims_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     get = "ours are in the package anyformer-claims (pip install anyformer-claims, or ./claims in the repository)"
     monkeypatch.setattr(experiment, "find_parts", lambda group: None)
     monkeypatch.setattr(experiment, "entry_points", lambda group: ())
+    import_file(FILE)
     own = [one for one in Experiment.choices() if one.__module__ == FILE.stem]
     monkeypatch.setattr(Experiment, "choices", classmethod(lambda cls: own))
     assert f"'recall' is not an experiment; known here: ordered; {get}, yours" in lab("recall", code=2)
