@@ -72,12 +72,8 @@ def prefill(model: Transformer, buffers: DecodeBuffers, copies: int, prompts: Pr
     at_once = known == 0 and (prompts.chunk or ids.shape[1]) >= ids.shape[1]
     own_media = None if source is not None else prompts.media
     plain = (segments is None or prompts.right_padded) and prompts.marks is None and own_media is None
-    if plain and at_once:
-        hidden, last = _read_at_once(model, buffers.prompts, ids, segments, source)
-    else:
-        hidden, last = _read(
-            model, buffers.prompts, prompts._replace(inputs=ids, segments=segments, media=own_media), source, known
-        )
+    rest = prompts._replace(inputs=ids, segments=segments, media=own_media)
+    hidden, last = _read(model, buffers.prompts, rest, source, known, plain and at_once)
     found = logits(model, last)[:, -1]
     if copies > 1:  # prompts are read once
         buffers.cache.fill(buffers.prompts, copies)
@@ -140,34 +136,25 @@ def start_ids(model: Transformer, batch: int, device: torch.device) -> Tensor:
     return torch.full((batch, 1), start, device=device)
 
 
-def _read_at_once(
-    model: Transformer, cache: Cache, ids: Tensor, segments: Tensor | None, source: _Source | None
-) -> tuple[Tensor, Tensor]:
-    """Read rows of one text, padded on the right or not, into an empty cache.
-
-    Return hidden states [b, n, d], and those of each row's last token [b, 1, d].
-    """
-    encoder_out, layout = (None, None) if source is None else source
-    if segments is None:
-        new = cache.next(ids.shape[1], position_bound=ids.shape[1])
-    else:
-        new = Layout.right_padded(segments)._replace(continues_cache=True)
-    hidden = model.decode(Inputs(ids, new), encoder_out, source=layout, cache=cache)
-    if segments is None:
-        return hidden, hidden[:, -1:]
-    last = real(segments).sum(dim=1) - 1
-    return hidden, hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))
-
-
 def _read(
-    model: Transformer, cache: Cache, prompts: Prompts, source: _Source | None, begin: int
+    model: Transformer, cache: Cache, prompts: Prompts, source: _Source | None, begin: int, at_once: bool
 ) -> tuple[Tensor, Tensor]:
-    """Read rows from `begin`, chunk by chunk: hidden states [b, n, d], and those of each row's last token [b, 1, d]."""
+    """Read rows from `begin`, chunk by chunk: hidden states [b, n, d], and those of each row's last token [b, 1, d].
+
+    `at_once`: each row is one text, padded on the right or not, and the cache is empty.
+    """
     ids, segments, marks, chunk, _, media, _ = prompts
     length, size = ids.shape[1], chunk or ids.shape[1]
     present = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
     newest = torch.where(present, torch.arange(length, device=ids.device), -1).amax(dim=1)
     encoder_out, layout = (None, None) if source is None else source
+    if at_once:
+        if segments is None:
+            new = cache.next(length, position_bound=length)
+        else:
+            new = Layout.right_padded(segments)._replace(continues_cache=True)
+        hidden = model.decode(Inputs(ids, new), encoder_out, source=layout, cache=cache)
+        return hidden, hidden.gather(1, newest[:, None, None].expand(-1, 1, hidden.shape[2]))
     last: Tensor | None = None
     parts = []
     for at in range(begin, length, size):
