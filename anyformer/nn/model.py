@@ -214,8 +214,7 @@ class Transformer(nn.Module):
     ) -> tuple[Inputs, Layout]:
         module, stack = (self.source, self.encoder) if side == "encoder" else (self.target, self.decoder)
         assert module is not None
-        assert stack is not None
-        inputs, layout = read_inputs(module, stack.reads_coordinates, ids, options, before)
+        inputs, layout = read_inputs(module, stack is not None and stack.reads_coordinates, ids, options, before)
         module.check(inputs if self.image_tower is None else inputs._replace(media=None))
         return inputs, layout
 
@@ -398,8 +397,9 @@ class Transformer(nn.Module):
     def _embed(
         self, module: InputModule | None, stack: BlockStack, inputs: Inputs, layout: Layout, options: PassOptions
     ) -> Tensor:
-        """[b, t] ids to [b, t, d]"""
         assert module is not None
+        if inputs.media is not None and self.image_tower is not None:
+            raise ValueError("only a whole call reads images by a tower: leave `media` out")
         x = module(inputs, self.table(module), partial(stack.embed, layout=layout), layout, options.aux)
         return x if options.taps is None else options.taps("embed", x)
 

@@ -169,3 +169,13 @@ def test_what_a_tower_needs() -> None:
     tokens = small.target.model_copy(update={"media": Media(features=FeatureSegment(size=2))})
     with pytest.raises(ConfigError, match="image_tower: is for models of one stack that reads tokens, without `media`"):
         ModelConfig.model_validate(small.model_copy(update={"target": tokens}).model_dump())
+
+
+@torch.no_grad()
+def test_only_a_whole_call_reads_images(tmp_path: Path) -> None:
+    theirs = there(MODELS["gelu"], tmp_path / "there")
+    model, ids = import_model(tmp_path / "there", tmp_path / "run").model, torch.zeros(4, 3, dtype=torch.long)
+    media = MediaBatch(images=pixels(theirs), image_at=torch.full_like(ids, -1))
+    read = model.decode if model.encoder is None else model.encode
+    with pytest.raises(ValueError, match="leave `media` out"):
+        read(ids, media=media)
