@@ -20,7 +20,8 @@ from anyformer.generation.strategy import Sampling
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inspection.cache_growth import used_bytes
 from anyformer.runs.run import Run
-from anyformer.tasks.generation import GenerationRequest, Writer
+from anyformer.tasks.base import Writer
+from anyformer.tasks.generation import GenerationRequest
 
 TOP_TOKENS = 10
 MAX_NEW_TOKENS = 200

@@ -30,7 +30,7 @@ from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
 from anyformer.runs.run import Run
 from anyformer.runs.run_inspection import Reading, read
-from anyformer.tasks.generation import Writer
+from anyformer.tasks.base import Writer
 
 EAGER = PassOptions("eager")
 

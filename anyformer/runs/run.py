@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,14 +26,9 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, IdInput, LabelHead, ModelConfig, io
 from anyformer.config.outside import RECORD, check_record, record
 from anyformer.config.spec import visible
-from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
 from anyformer.kernels.hardware import default_device
-from anyformer.nn.inspection.capacity import check_model
 from anyformer.nn.model import Transformer
-from anyformer.nn.transforms.merge import merge
-from anyformer.nn.transforms.quantise import quantise
-from anyformer.nn.transforms.rounding import Bits
 from anyformer.nn.transforms.substitute import substitute
 from anyformer.nn.uncached import check_parts
 from anyformer.recipe import AnyTask, Recipe, Task, TaskFile
@@ -52,10 +47,15 @@ from anyformer.runs.atomic_folder import (
     write_tensors as write_tensors,
     writing as writing,
 )
-from anyformer.tasks import generation, scoring
-from anyformer.tasks.base import BuiltTask, check_media, media_of, open_media
-from anyformer.tasks.chat import Conversation
+from anyformer.tasks.base import BuiltTask, Writer, check_media, media_of, open_media
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
+
+if TYPE_CHECKING:
+    from anyformer.data.chat_template import ChatTemplate
+    from anyformer.nn.transforms.rounding import Bits
+    from anyformer.tasks.chat import Conversation
+    from anyformer.tasks.generation import Hypothesis
+    from anyformer.tasks.scoring import Alternative, TextScore
 
 RECIPE = "recipe.toml"  # of a run that was trained here, and of its checkpoints
 SOURCE_TOKENIZER = "source_tokenizer.json"
@@ -70,6 +70,8 @@ REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safet
 @dataclass(frozen=True)
 class Run:
     """A trained model with its task and tokenizers.
+
+    A method imports what it needs when it is called: loading a run reads no decoder, and scoring no chat template.
 
     Attributes:
         model: the `Transformer`.
@@ -102,7 +104,7 @@ class Run:
         return self.task.tokenizer
 
     @cached_property
-    def chat_template(self) -> ChatTemplate | None:
+    def chat_template(self) -> "ChatTemplate | None":
         """The chat template of the run's tokenizer; None: it has none. See `data/chat_template.py`.
 
         Raises:
@@ -112,6 +114,8 @@ class Run:
             >>> af.load("runs/sort").chat_template is None
             True
         """
+        from anyformer.data.chat_template import ChatTemplate
+
         return ChatTemplate.of(self.tokenizer, f"{visible(str(self.folder / FILE))}: {CHAT}")
 
     def predict(self, texts: Sequence[str], **options: Any) -> list[str]:
@@ -156,6 +160,8 @@ class Run:
             >>> run.generate(["3 1 2"], max_new_tokens=2)
             ['1 2']
         """
+        from anyformer.tasks import generation
+
         return generation.generate(self.writer(), self.model, texts, **self.defaults.merged(options))
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
@@ -176,9 +182,11 @@ class Run:
             >>> "".join(run.stream("3 1 2"))
             '1 2 3'
         """
+        from anyformer.tasks import generation
+
         return generation.stream(self.writer(), self.model, text, **self.defaults.merged(options))
 
-    def hypotheses(self, texts: Sequence[str], **options: Any) -> list[list[generation.Hypothesis]]:
+    def hypotheses(self, texts: Sequence[str], **options: Any) -> "list[list[Hypothesis]]":
         """Return several answers to each text by beam search.
 
         Args:
@@ -197,6 +205,8 @@ class Run:
             >>> len(found), found[0].text, found[0].score > found[1].score
             (2, '1 2 3', True)
         """
+        from anyformer.tasks import generation
+
         return generation.hypotheses(self.writer(), self.model, texts, **self.defaults.merged(options))
 
     def score(
@@ -206,7 +216,7 @@ class Run:
         *,
         window: int | None = None,
         stride: int | None = None,
-    ) -> list[scoring.TextScore]:
+    ) -> "list[TextScore]":
         """Return the log-probability of each text, or of an answer to each.
 
         Args:
@@ -227,12 +237,12 @@ class Run:
             >>> right.total > wrong.total
             True
         """
+        from anyformer.tasks import scoring
+
         check_media(self.task, texts)
         return scoring.score(self.writer(), self.model, texts, answers, window=window, stride=stride)
 
-    def alternatives(
-        self, text: str, k: int = 10, *, answer: str = "", at: int | None = None
-    ) -> list[scoring.Alternative]:
+    def alternatives(self, text: str, k: int = 10, *, answer: str = "", at: int | None = None) -> "list[Alternative]":
         """Return the k most probable next tokens, or those for a mask of a masked language model.
 
         Args:
@@ -253,6 +263,8 @@ class Run:
             >>> first.token
             '2'
         """
+        from anyformer.tasks import scoring
+
         check_media(self.task, [text])
         if self.config.head.output == "masked_lm":
             if answer:
@@ -261,7 +273,7 @@ class Run:
             return scoring.fillings(masking, self.model, text, k, at=at)
         return scoring.alternatives(self.writer(), self.model, text, k, answer=answer, at=at)
 
-    def chat(self, system: str | None = None) -> Conversation:
+    def chat(self, system: str | None = None) -> "Conversation":
         """Return a new conversation with a model whose tokenizer has a chat template.
 
         Args:
@@ -279,6 +291,8 @@ class Run:
             >>> "".join(conversation.reply("What is the capital of Korea?"))  # doctest: +SKIP
             'Seoul'
         """
+        from anyformer.tasks.chat import Conversation
+
         self.writer()
         if self.chat_template is None or self.config.encoder is not None:
             what = "is no chat model: its tokenizer has no chat template; `anyformer generate` continues texts"
@@ -305,7 +319,7 @@ class Run:
         task = self.task.part(name)
         return replace(self, task=task, spec=task.spec)
 
-    def quantise(self, bits: Bits = 8) -> "Run":
+    def quantise(self, bits: "Bits" = 8) -> "Run":
         """Return the run with weights of 8 or 4 bits, for decoding.
 
         Args:
@@ -322,6 +336,8 @@ class Run:
             >>> run.predict(["3 1 2"])
             ['1 2 3']
         """
+        from anyformer.nn.transforms.quantise import quantise
+
         return replace(self, model=quantise(self.model, bits))
 
     def merge(self) -> "Run":
@@ -334,9 +350,11 @@ class Run:
             >>> af.load("runs/sort").merge().config.adapter is None
             True
         """
+        from anyformer.nn.transforms.merge import merge
+
         return replace(self, model=merge(self.model))
 
-    def writer(self) -> generation.Writer:
+    def writer(self) -> Writer:
         """Return the task that generates text.
 
         Returns:
@@ -350,7 +368,7 @@ class Run:
             'seq2seq'
         """
         task = self.task.part(None)
-        if not isinstance(task, generation.Writer):
+        if not isinstance(task, Writer):
             raise ConfigError([Fault("task.kind", f"= '{self.spec.kind}': its model does not write")])
         return task
 
@@ -391,6 +409,8 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
         >>> run.config.shape
         'decoder'
     """
+    from anyformer.nn.inspection.capacity import check_model
+
     folder = _home(Path(folder))
     listed = verify(folder)
     if missing := REQUIRED - listed:  # a file without a checksum is not read

@@ -19,8 +19,7 @@ from anyformer.kernels.conventions import PLAIN
 from anyformer.nn.inspection import attention_maps as maps
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import Run
-from anyformer.tasks.base import before_end, check_media, ending_ids, length_fault, media_of, read_media
-from anyformer.tasks.generation import Writer
+from anyformer.tasks.base import Writer, before_end, check_media, ending_ids, length_fault, media_of, read_media
 
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 LEADS = ((4, 0xF0), (3, 0xE0), (2, 0xC0))  # bytes of a character in UTF-8, by its first byte

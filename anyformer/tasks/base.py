@@ -96,6 +96,33 @@ class BuiltTask(ABC):
         return self
 
 
+class Writer(ABC):
+    """A task whose model generates text.
+
+    Its methods import what generates (`tasks/generation.py`) when they are called: training imports none of it.
+    """
+
+    tokenizer: TextTokenizer
+    source_tokenizer: TextTokenizer | None = None
+    continues = False  # an answer continues the text, rather than being a separate text
+    marked = False  # the whole prompt sees all of itself
+
+    @abstractmethod
+    def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
+        """Return the prompt of each text in ids; an empty one for a text whose answer is empty."""
+
+    @abstractmethod
+    def default_budget(self, read: int, config: ModelConfig) -> int:
+        """Return the maximum number of new tokens for a prompt of `read` tokens, where none is given."""
+
+    @abstractmethod
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
+        """Return the texts, or answers to them, as training examples."""
+
+    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
+        return self.scored([text], [target or ""], config)[0]
+
+
 def ending_ids(tokenizer: TextTokenizer, config: ModelConfig) -> list[int]:
     """Return the ids that end a generated text: those of the tokenizer and of the model."""
     ends = (tokenizer.eos, config.special.eos, *config.special.stops)

@@ -13,7 +13,6 @@ from anyformer.data.conversations import MESSAGES, parse_messages
 from anyformer.data.loader import ExampleLoader, Loader, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.tokenizer import CHAT, FILE, TextTokenizer
-from anyformer.generation.prefix_cache import Reuse
 from anyformer.generation.strategy import selectors
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
@@ -23,6 +22,7 @@ from anyformer.tasks.base import (
     Metrics,
     Progress,
     TokenTask,
+    Writer,
     bad_row_notes,
     call,
     check_lengths,
@@ -30,7 +30,6 @@ from anyformer.tasks.base import (
     example_fault,
     token_loss,
 )
-from anyformer.tasks.generation import Writer, generate, stream
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
 
 NEW_TOKENS = 512  # of an answer, by default
@@ -135,6 +134,8 @@ class Conversing(ChatWriter, TokenTask):
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
         """Return an answer to each text as the first message of a user; a blank text has an empty one."""
+        from anyformer.tasks.generation import generate
+
         return generate(self, model, texts, progress=progress, **options)
 
 
@@ -148,6 +149,8 @@ class Conversation:
         system: str | None = None,
         defaults: GenerationDefaults = NO_DEFAULTS,
     ):
+        from anyformer.generation.prefix_cache import Reuse
+
         self.template, self.model, self.defaults = template, model, defaults
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = list(self._system)
@@ -159,6 +162,8 @@ class Conversation:
         The message and its answer become part of the conversation: if the iteration ends early, its part so far.
         Wrong options raise at the call.
         """
+        from anyformer.tasks.generation import generate, stream
+
         if not text.strip():
             raise ConfigError([Fault("text 1", "is blank: type a message")])
         writer, stops = ChatWriter(self.template, self.messages), ending_ids(self.template.tokenizer, self.model.config)

@@ -1,6 +1,5 @@
 """Generation from texts to texts: answers, n-best lists and streams, under any decoding strategy."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -9,9 +8,7 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.padding import pad_rows
-from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import Example
-from anyformer.data.tokenizer import TextTokenizer
+from anyformer.config import ConfigError, Fault
 from anyformer.generation.beam_search import Hypotheses, NonFiniteSearch, run_beam_search
 from anyformer.generation.check import parse_ids
 from anyformer.generation.generate import decode
@@ -21,37 +18,13 @@ from anyformer.generation.strategy import Beam, Strategy, strategy as make_strat
 from anyformer.kernels.conventions import SEEN
 from anyformer.nn.model import Transformer
 from anyformer.tasks.answer_budgets import answer_budget, budget_faults, check_context, stop_faults
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, check_media, ending_ids, read_media
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, Progress, Writer, check_media, ending_ids, read_media
 from anyformer.tasks.output_constraints import OutputConstraints, TokenConstraints, tokenise
 from anyformer.tasks.text_stream import NONFINITE, AnswerText, IncrementalDecoder, StopStrings
 
 SETTINGS = ("cache", "chunk", "compile", "reuse")  # fields of `Request` for the cache and the device
 
 T = TypeVar("T")
-
-
-class Writer(ABC):
-    """A task whose model generates text."""
-
-    tokenizer: TextTokenizer
-    source_tokenizer: TextTokenizer | None = None
-    continues = False  # an answer continues the text, rather than being a separate text
-    marked = False  # the whole prompt sees all of itself
-
-    @abstractmethod
-    def prompts(self, texts: Sequence[str], config: ModelConfig) -> list[list[int]]:
-        """Return the prompt of each text in ids; an empty one for a text whose answer is empty."""
-
-    @abstractmethod
-    def default_budget(self, read: int, config: ModelConfig) -> int:
-        """Return the maximum number of new tokens for a prompt of `read` tokens, where none is given."""
-
-    @abstractmethod
-    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
-        """Return the texts, or answers to them, as training examples."""
-
-    def read(self, text: str, config: ModelConfig, target: str | None = None) -> Example:
-        return self.scored([text], [target or ""], config)[0]
 
 
 class SamplingBackend(Protocol):

@@ -13,8 +13,16 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, ExampleBatches, LanguageModel, PrefixLM, TextBatches
-from anyformer.tasks.base import Metrics, Progress, TokenTask, bad_row_notes, check_lengths, total_loss, with_prefix
-from anyformer.tasks.generation import NotFinite, Writer, generate
+from anyformer.tasks.base import (
+    Metrics,
+    Progress,
+    TokenTask,
+    Writer,
+    bad_row_notes,
+    check_lengths,
+    total_loss,
+    with_prefix,
+)
 
 NEW_TOKENS = 100  # of a prediction, by default
 EVAL_ROWS = 64  # of a batch in evaluation
@@ -99,6 +107,8 @@ class LanguageModelling(Writer, TokenTask):
 
         An empty text begins at <bos>.
         """
+        from anyformer.tasks.generation import NotFinite, generate
+
         try:
             continuations = generate(self, model, texts, progress=progress, **options)
         except NotFinite as error:

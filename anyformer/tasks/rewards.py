@@ -21,15 +21,11 @@ from anyformer.config import ModelConfig
 from anyformer.data.batch import Batch, Example, SampledAnswers, collate
 from anyformer.data.loader import Loader
 from anyformer.data.readers import Rows
-from anyformer.generation.generate import run_sampling
-from anyformer.generation.request import Request
-from anyformer.generation.sampling import row_seeds
 from anyformer.generation.strategy import Sampling
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, ExactReward, PrefixReward, Reward, Rewards
-from anyformer.tasks.answer_budgets import answer_budget
 from anyformer.tasks.base import Metrics, before_end, call, ending_ids, token_log_probabilities
 from anyformer.tasks.seq2seq import SequenceToSequence
 
@@ -72,6 +68,8 @@ class RewardedAnswers(SequenceToSequence):
 
         The random numbers of an answer depend on the seed, the step, the example and the answer's number alone.
         """
+        from anyformer.generation.sampling import row_seeds
+
         ends, group = self._ends(model), self.spec.samples
         prompts = self._prompts(batch, ends)
         repeated = [prompt for prompt in prompts for _ in range(group)]
@@ -109,6 +107,10 @@ class RewardedAnswers(SequenceToSequence):
 
     def _answers(self, model: Transformer, prompts: Sequence[list[int]], seeds: Tensor) -> list[list[int]]:
         """Return an answer to each prompt, with the id that ends it unless its budget does."""
+        from anyformer.generation.generate import run_sampling
+        from anyformer.generation.request import Request
+        from anyformer.tasks.answer_budgets import answer_budget
+
         ids, segments = pad_rows(prompts, next(model.parameters()).device)
         budgets = [answer_budget(self, model, len(prompt), None, FROM_MODEL) for prompt in prompts]
         ends = self._ends(model)

@@ -10,8 +10,7 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.generation.score import ReadMedia, TopTokens, fill_mask, score as log_probabilities, sliding, top_tokens
 from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
-from anyformer.tasks.base import check_lengths
-from anyformer.tasks.generation import Writer
+from anyformer.tasks.base import Writer, check_lengths
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from anyformer.tasks.base import (
     Metrics,
     Progress,
     TokenTask,
+    Writer,
     bad_row_notes,
     check_lengths,
     example_fault,
     total_loss,
     with_prefix,
 )
-from anyformer.tasks.generation import Writer, generate
 from anyformer.tasks.metrics import bleu, chrf, exact_match, word_error_rate
 
 
@@ -166,6 +166,8 @@ class SequenceToSequence(Writer, TokenTask):
         Texts are read in batches of similar length; batching never changes an output. A blank text has an empty one:
         in training it is a bad row, so no model has seen one.
         """
+        from anyformer.tasks.generation import generate
+
         if self.spec.beams > 1 and is_compatible(Beam, options):
             options = {"beams": self.spec.beams, "length_penalty": self.spec.length_penalty} | options
         return generate(self, model, texts, progress=progress, **options)

@@ -11,10 +11,9 @@ from anyformer.data.counter_rng import CounterRNG, lowest
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SpanCorruption
-from anyformer.tasks.base import Progress, TokenTask, check_lengths
+from anyformer.tasks.base import Progress, TokenTask, Writer, check_lengths
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
 from anyformer.tasks.fill_mask import encode_with, split_at
-from anyformer.tasks.generation import NotFinite, Writer, generate
 
 
 class SpanCorrupting(Writer, TokenTask, DynamicExampleTask):
@@ -50,6 +49,8 @@ class SpanCorrupting(Writer, TokenTask, DynamicExampleTask):
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
         """Return the texts with words in place of each sentinel, written by its name; a blank text is unchanged."""
+        from anyformer.tasks.generation import NotFinite, generate
+
         try:
             answers = generate(self, model, texts, progress=progress, **options)
         except NotFinite as error:

@@ -23,8 +23,7 @@ from anyformer.generation.http.bodies import GenerationBody, JsonObject, JsonSch
 from anyformer.generation.http.errors import ApiError, unknown_model
 from anyformer.generation.http.limits import HttpLimits
 from anyformer.runs.run import Run
-from anyformer.tasks.base import ending_ids, media_of
-from anyformer.tasks.generation import Writer
+from anyformer.tasks.base import Writer, ending_ids, media_of
 from anyformer.tasks.output_constraints import OutputConstraints, tokenise
 
 T = TypeVar("T")
