@@ -1,24 +1,22 @@
-"""The grammar of training runs, without torch: the parts of a recipe, one module for each of its keys.
+"""The grammar of training runs, without torch: the parts of a recipe.
 
 batches         padded, packed, crops, ordered
 data            the sources of a recipe, joined and mixed ones; random changes of images and sounds in training
-imported_task   tasks of imported models
 label_task      tasks that give labels, numbers, vectors or spans
 logger          where metrics are written beside metrics.jsonl
-model_split     which models several processes can share: layers or rows
 optimizer       optimisers and their settings
 ready           the recipes that come with the package
-recipe          Recipe and the rules between its parts
+recipe          Recipe and the rules between its parts, also for models that several processes share
 schedule        learning-rate schedules
 seq2seq_task    tasks that answer a source: seq2seq, preferences, rewards, mixtures
 source          the family of data sources, and which fit which task
 sources         sources in files: texts, lines, folders, arrays, shards
 synthetic       synthetic sources: digits, dates, additions, scenes
 table           tables as a source, and their formats
-task            families of tasks: the columns they read, their metrics and the models they need
+task            families of tasks: columns, metrics, the models they need; tasks of imported models
 text_task       language models, conversations, actions; numbers as tokens
 tokenizer       tokenizers: trained on the data, read from a file, or taken from a run or from shards
-train           settings of the training loop
+train           settings of the training loop and of processes
 width_transfer  muP: one learning rate for models of all widths
 """
 
@@ -29,7 +27,6 @@ from anyformer.config.deprecated import renamed
 # Stars, so that a part which enters one of these files is public without a second edit.
 from anyformer.recipe.batches import *
 from anyformer.recipe.data import *
-from anyformer.recipe.imported_task import *
 from anyformer.recipe.label_task import *
 from anyformer.recipe.logger import *
 from anyformer.recipe.optimizer import *

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.kernels.conventions import Note
 from anyformer.nn.model import Transformer
-from anyformer.recipe.model_split import tensor_faults
+from anyformer.recipe.recipe import tensor_faults
 from anyformer.testing.subject import close, random_inputs
 from anyformer.training.ranks.tensor import in_model_order, split_model, sum_whole_gradients
 

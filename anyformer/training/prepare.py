@@ -19,7 +19,7 @@ from anyformer.nn.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
 from anyformer.nn.transforms.quantise import round_base
 from anyformer.nn.transforms.rounding import Bits
 from anyformer.recipe import NamedSplit, Recipe, TextBatches, splits
-from anyformer.recipe.model_split import tensor_faults
+from anyformer.recipe.recipe import tensor_faults
 from anyformer.runs.run import (
     RECIPE,
     check_weights,

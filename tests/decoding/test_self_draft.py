@@ -19,7 +19,7 @@ from anyformer.nn.heads import LossTarget, labels_after
 from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AdamW
-from anyformer.recipe.model_split import tensor_faults
+from anyformer.recipe.recipe import tensor_faults
 from tests.strategies import close, seeds, tokens
 from tests.training.small import CROPS, run as train, text
 

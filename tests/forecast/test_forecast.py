@@ -10,8 +10,8 @@ from anyformer.config import ConfigError, ModelConfig, io
 from anyformer.kernels.gpu_table import GPUS, find_gpu
 from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import training_memory
-from anyformer.recipe.model_split import context_faults, tensor_faults
 from anyformer.recipe.ready import read_recipe
+from anyformer.recipe.recipe import context_faults, tensor_faults
 from anyformer.training.forecast.estimate import Forecast, Group, TrainingEngine, forecast
 from anyformer.training.forecast.search import NoSplit, best_split
 from anyformer.training.forecast.split import Split, can_split_layers, part_weights, step_memory, tensor_part

@@ -18,7 +18,7 @@ from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.heads import LossTarget, VocabularyHead
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Processes
-from anyformer.recipe.model_split import tensor_faults
+from anyformer.recipe.recipe import tensor_faults
 from anyformer.training.parallel import Ranks, clip_gradients, divide_model, join
 from anyformer.training.ranks.split_modules import SplitDropout
 from anyformer.training.ranks.tensor import SplitTransformer, in_model_order, sum_whole_gradients

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from anyformer.kernels.gpu_table import GPU
-from anyformer.recipe.model_split import context_faults
+from anyformer.recipe.recipe import context_faults
 from anyformer.training.forecast.estimate import OURS, Forecast, TrainingEngine, forecast
 from anyformer.training.forecast.split import Split, can_split_layers
 from anyformer.training.forecast.workload import Workload

@@ -30,7 +30,7 @@ from anyformer.nn.inspection.cost_rules import block_costs
 from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import ADAMW, Memory, Precision, training_memory
 from anyformer.recipe import Optimizer
-from anyformer.recipe.model_split import tensor_faults
+from anyformer.recipe.recipe import tensor_faults
 from anyformer.training.forecast.work import FP32, MicroBatch
 
 LOGIT_BYTES = 16  # the logits in half precision and in fp32, their exponentials and a gradient
