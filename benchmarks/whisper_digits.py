@@ -20,7 +20,7 @@ import ctranslate2
 import numpy as np
 
 from anyformer.config import Audio
-from anyformer.data.spectrogram import log_mel
+from anyformer.data.media_files import log_mel
 from anyformer.interop import import_model
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

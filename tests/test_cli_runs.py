@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import anyformer as af
 from anyformer.cli import app
 from anyformer.data.files import set_of
-from anyformer.data.paths import named
+from anyformer.recipe.data import named_files
 from anyformer.recipe.ready import names, read_recipe
 from tests.test_cli import done, refused, run
 
@@ -35,7 +35,7 @@ def test_recipes_are_listed_and_valid() -> None:
     assert all(line.strip().startswith("data: ") for line in lines[1::2])
     for name, line in zip(listed, lines[1::2], strict=True):
         data = read_recipe(name).data
-        needed = {set_of(file, data) or file for _, file in named(data)}
+        needed = {set_of(file, data) or file for _, file in named_files(data)}
         assert [one for one in needed if f"{one} (" not in line] == []
         assert line.endswith("synthetic") == (not needed)
 

@@ -195,7 +195,7 @@ def recipes_() -> None:
     from anyformer.data.datasets.registry import registry
     from anyformer.data.datasets.storage import state
     from anyformer.data.files import set_of
-    from anyformer.data.paths import named
+    from anyformer.recipe.data import named_files
     from anyformer.recipe.ready import names, read_recipe
 
     for name in names():
@@ -205,5 +205,5 @@ def recipes_() -> None:
         typer.echo(f"{name:<16} {first.removeprefix('# ')}")
         data = read_recipe(name).data
         sets = [f"{one} ({state(registry()[one])})" for one in data.sets]
-        files = dict.fromkeys(f"{file} (your own)" for _, file in named(data) if not set_of(file, data))
+        files = dict.fromkeys(f"{file} (your own)" for _, file in named_files(data) if not set_of(file, data))
         typer.echo(f"{'':<16} data: {', '.join([*sets, *files]) or 'synthetic'}")

@@ -16,6 +16,7 @@ from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you
 from anyformer.data.datasets.registry import lookup, registry
 from anyformer.data.datasets.storage import find
 from anyformer.kernels.hardware import usable_memory
+from anyformer.recipe.data import Data, named_files
 from anyformer.recipe.source import FileSource, Root
 
 
@@ -218,6 +219,15 @@ def set_of(name: str, data: Root) -> str:
     """Return the registered data set that a path of a recipe begins with; empty if there is none."""
     one = name.partition("/")[0]
     return one if one in data.sets and not data.root else ""
+
+
+def require_sets(data: Data) -> None:
+    """Raise a `ConfigError` of one line, with the command that gets them, if data sets are not on this machine."""
+    registered = (name for _, name in named_files(data) if set_of(name, data) and lookup(name))
+    missing = dict.fromkeys(set_of(name, data) for name in registered if find(name) is None)
+    if missing:
+        what = f"not on this machine: {', '.join(missing)}; run `anyformer data fetch {' '.join(missing)}`"
+        raise ConfigError([Fault("data.sets", what)])
 
 
 def _in_set(name: str, one: str) -> Path:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data.files import locate
-from anyformer.data.paths import named, require_sets, single_sources
-from anyformer.recipe import Data
+from anyformer.data.files import locate, require_sets
+from anyformer.recipe.data import Data, named_files, single_sources
 
 MAX_HASHED = 2**24  # bytes of a file that is hashed as a whole
 SAMPLES, SAMPLE = 16, 2**16  # of a larger one, and the bytes of each
@@ -28,7 +27,7 @@ def fingerprint(data: Data) -> Fingerprints:
     found: dict[str, str] = {}
     faults: list[Fault] = []
     known: dict[Path, str] = {}  # train and valid are often parts of one file
-    for key, name in named(data):
+    for key, name in named_files(data):
         try:
             path = locate(name, data)
             known[path] = found[key] = known.get(path) or _of_path(path)

@@ -12,12 +12,12 @@ from numpy.random import PCG64, Generator
 from anyformer.data.batch import Batch, Example, ExampleTable, Ids, Ragged, collate, collate_rows, with_empty_rows
 from anyformer.data.batch_plan import GradualPlan, Plan, PlanSteps, Row, plan_packed, plan_padded, round_lengths
 from anyformer.data.counter_rng import CounterRNG
-from anyformer.data.shards import Stream
 from anyformer.kernels.conventions import IGNORE, PADDING, next_power_of_two
 from anyformer.recipe import Packed, Padded, TextBatches
 
 if TYPE_CHECKING:
     from anyformer.data.media import MediaStore
+    from anyformer.data.shards import Stream
 
 
 class Cursor(NamedTuple):
@@ -156,7 +156,7 @@ class CropLoader:
 
     shapes = 1
 
-    def __init__(self, ids: Stream, spec: TextBatches, seed: int):
+    def __init__(self, ids: "Stream", spec: TextBatches, seed: int):
         self.ids, self.spec, self.seed = ids, spec, seed
 
     def read(self, cursor: Cursor) -> tuple[Batch, Cursor]:
@@ -171,7 +171,7 @@ class OrderedLoader:
 
     shapes = 1
 
-    def __init__(self, ids: Stream, spec: TextBatches):
+    def __init__(self, ids: "Stream", spec: TextBatches):
         self.spec, self.part = spec, (len(ids) - 1) // spec.rows
         self.starts = np.arange(spec.rows) * self.part
         self.ids, self.count = ids, self.part // spec.length
@@ -188,7 +188,7 @@ class OrderedLoader:
 # -- batches for evaluation: every token or example once --------------------------------------------------------------
 
 
-def parallel_parts(ids: Stream, rows: int, length: int) -> Iterator[Batch]:
+def parallel_parts(ids: "Stream", rows: int, length: int) -> Iterator[Batch]:
     """Yield a text in parallel rows, `length` tokens at a time; every token but the first is a label once."""
     labels_total = len(ids) - 1
     part = -(-labels_total // rows)
@@ -205,7 +205,7 @@ def parallel_parts(ids: Stream, rows: int, length: int) -> Iterator[Batch]:
         yield Batch(crops.gather(1, at), labels, segments, follows_previous=begin > 0)
 
 
-def windows(ids: Stream, length: int, rows: int) -> Iterator[Batch]:
+def windows(ids: "Stream", length: int, rows: int) -> Iterator[Batch]:
     """Yield a text in windows of `length` tokens, and a shorter last one; every token but the first is a label once."""
     whole, rest = divmod(len(ids) - 1, length)
     for first in range(0, whole, rows):
@@ -260,7 +260,7 @@ class DynamicLoader(EpochLoader):
 class DynamicCropLoader(CropLoader):
     """Random crops of one long text, with an example drawn from each; `spec.length` is the length of a crop."""
 
-    def __init__(self, ids: Stream, draw: Draw, spec: TextBatches, seed: int, pad: int, source_pad: int = 0):
+    def __init__(self, ids: "Stream", draw: Draw, spec: TextBatches, seed: int, pad: int, source_pad: int = 0):
         super().__init__(ids, spec, seed)
         self.draw, self.pad, self.source_pad = draw, pad, source_pad
 

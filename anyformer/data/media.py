@@ -39,10 +39,10 @@ from anyformer.data.media_files import (
     fit_features,
     fit_image,
     is_media_file,
+    log_mel,
     read_image,
     read_sound,
 )
-from anyformer.data.spectrogram import log_mel
 from anyformer.kernels.conventions import PLAIN
 
 REFERENCE = re.compile(r"<(image|audio|features):([^<>\n]+)>")

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -29,8 +29,8 @@ from anyformer.config import (
     Spectrogram,
 )
 from anyformer.config.spec import visible
-from anyformer.data import scenes
 from anyformer.data.files import max_unpacked, unusual, usual_bytes
+from anyformer.recipe import SCENE_PREFIX
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -50,7 +50,7 @@ class BadFile(ValueError):
 
 def read_image(name: str, spec: ImageSegment, pictures: Pictures) -> np.ndarray:
     """Return the pixels of an image, uint8 [channels, height, width]; only picture files are resized and cropped."""
-    if name.startswith(scenes.PREFIX):
+    if name.startswith(SCENE_PREFIX):
         pixels = _draw_scene(name)
     else:
         pixels = read_array(name) if is_array(name) else _fit_picture(name, spec, pictures)
@@ -73,8 +73,10 @@ def fit_image(pixels: np.ndarray, spec: ImageSegment, name: str) -> np.ndarray:
 
 
 def _draw_scene(name: str) -> np.ndarray:
+    from anyformer.data.scenes import draw
+
     try:
-        return scenes.draw(name)
+        return draw(name)
     except ValueError as error:
         raise BadFile(f"{visible(name)} {error}") from None
 
@@ -137,7 +139,7 @@ def files_of(kind: MediaKind, name: str) -> list[str]:
     if kind == "audio":
         names = name.split("+")
     else:
-        names = [name] if is_array(name) or (kind == "image" and not name.startswith(scenes.PREFIX)) else []
+        names = [name] if is_array(name) or (kind == "image" and not name.startswith(SCENE_PREFIX)) else []
     return [one.partition("#")[0] if is_array(one) else one for one in names]
 
 
@@ -328,3 +330,47 @@ def first_line(error: BaseException) -> str:
 def is_media_file(name: str) -> bool:
     """Return whether a path names an image, a sound or an array, by its suffix."""
     return name.partition("#")[0].lower().endswith((*PICTURES, *SOUNDS, *ARRAYS))
+
+
+# -- log-mel spectrograms of sounds, as Whisper computes them (Radford et al. 2022) ------------------------------------
+
+
+def log_mel(samples: np.ndarray, spec: Spectrogram) -> np.ndarray:
+    """Return the log-mel frames [frames, mels] of samples in [-1, 1]; there is a frame for each hop.
+
+    Power of a Fourier transform over Hann windows, centred on each hop, in mel bands; then log10, at most 8 below the
+    loudest band, and scaled to about [-1, 1].
+    """
+    n, half = spec.window, spec.window // 2
+    frames = max(1, len(samples) // spec.hop)
+    padded = np.pad(samples.astype(np.float64), (half, half), mode="reflect" if len(samples) > half else "constant")
+    padded = np.pad(padded, (0, max(0, (frames - 1) * spec.hop + n - len(padded))))
+    starts = np.arange(frames)[:, None] * spec.hop + np.arange(n)
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
+    power = np.abs(np.fft.rfft(padded[starts] * hann, axis=1)) ** 2
+    logs = np.log10(np.maximum(power @ mel_filters(spec.rate, n, spec.mels).T, 1e-10))
+    return ((np.maximum(logs, logs.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
+
+
+@cache
+def mel_filters(rate: int, window: int, mels: int) -> np.ndarray:
+    """Return triangular bands [mels, window // 2 + 1], evenly spaced on Slaney's mel scale, each of unit area."""
+    edges = _hertz(np.linspace(0.0, _mel(rate / 2), mels + 2))
+    bins = np.linspace(0.0, rate / 2, window // 2 + 1)
+    rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
+    return np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges[2:] - edges[:-2]))[:, None]
+
+
+LINEAR = 200.0 / 3  # hertz per mel below KNEE; above it mels are logarithmic
+KNEE = 1000.0
+LOG_STEP = np.log(6.4) / 27.0
+
+
+def _mel(hertz: float) -> float:
+    return hertz / LINEAR if hertz < KNEE else KNEE / LINEAR + float(np.log(hertz / KNEE)) / LOG_STEP
+
+
+def _hertz(mels: np.ndarray) -> np.ndarray:
+    knee = KNEE / LINEAR
+    return np.where(mels < knee, mels * LINEAR, KNEE * np.exp(LOG_STEP * (mels - knee)))

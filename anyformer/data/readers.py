@@ -10,11 +10,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from anyformer.config.spec import ConfigError, Fault
-from anyformer.data.conversations import MESSAGES
-from anyformer.data.files import File, Parsed, max_bytes
-from anyformer.data.paths import require_sets
+from anyformer.data.files import File, Parsed, max_bytes, require_sets
 from anyformer.recipe.data import Data, SeveralSources
-from anyformer.recipe.source import Root, RowFile, Source, Split
+from anyformer.recipe.source import CONVERSATIONS, Root, RowFile, Source, Split
 
 if TYPE_CHECKING:
     from anyformer.data.shards import Corpus
@@ -128,7 +126,7 @@ def check_bad_rows(rows: Rows, data: Data, path: str) -> Rows:
 def common_inputs(rows: Rows, others: Rows, columns: Iterable[str]) -> int:
     """Return how many rows have the inputs of another row: all columns but targets, labels and tags; 0 for shards."""
     answers = ("target", "rejected", "label", "tags", "answers")
-    names = [name for name in (*columns, MESSAGES) if name not in answers and name in rows.columns]
+    names = [name for name in (*columns, *CONVERSATIONS) if name not in answers and name in rows.columns]
     if not names or not others.columns.keys() >= {*names}:
         return 0
     inputs, known = (zip(*(some.columns[name] for name in names), strict=True) for some in (rows, others))

@@ -14,9 +14,8 @@ import numpy as np
 
 from anyformer.config.spec import ConfigError, Fault, did_you_mean
 from anyformer.data.synthetic import Split, split_of
-from anyformer.recipe import Scenes
+from anyformer.recipe import SCENE_PREFIX, Scenes
 
-PREFIX = "scene:"
 COLOURS = {
     "red": (220, 40, 40),
     "green": (40, 180, 60),
@@ -60,7 +59,7 @@ def generate(spec: Scenes, split: Split, seed: int) -> dict[str, list[str]]:
         pairs = {f"{shape.colour} {shape.form}" for shape in shapes}
         if pairs & {*spec.without} or (spec.only and not pairs & {*spec.only}):
             continue
-        name = f"{PREFIX}{spec.size} " + ", ".join(" ".join(map(str, shape)) for shape in shapes)
+        name = f"{SCENE_PREFIX}{spec.size} " + ", ".join(" ".join(map(str, shape)) for shape in shapes)
         if split_of(name) == split:
             rows[f"<image:{name}>"] = _describe(shapes, axis)
     if len(rows) < spec.count:
@@ -70,10 +69,10 @@ def generate(spec: Scenes, split: Split, seed: int) -> dict[str, list[str]]:
 
 def draw(name: str) -> np.ndarray:
     """Return the picture of a reference, uint8 [size, size, 3]. Raise a `ValueError` if the reference is wrong."""
-    size, _, listed = name.removeprefix(PREFIX).partition(" ")
+    size, _, listed = name.removeprefix(SCENE_PREFIX).partition(" ")
     found = [SHAPE.fullmatch(text) for text in listed.split(", ")]
     if not size.isdecimal() or not 1 <= int(size) <= 1024 or not all(found):
-        raise ValueError(f"is no scene, such as {PREFIX}48 large red circle 12 20, small blue square 30 18")
+        raise ValueError(f"is no scene, such as {SCENE_PREFIX}48 large red circle 12 20, small blue square 30 18")
     picture = np.zeros((int(size), int(size), 3), dtype=np.uint8)
     rows, columns = np.indices(picture.shape[:2])
     for match in filter(None, found):

@@ -22,7 +22,7 @@ from anyformer import recipe
 from anyformer.config.io import write_file
 from anyformer.config.parse import to_data
 from anyformer.config.spec import ConfigError, Fault, visible
-from anyformer.data.sentencepiece_tokenizer import PieceReader
+from anyformer.data.sentencepiece import PieceReader
 from anyformer.data.tokenizer_files import (
     CHAT as CHAT,
     FILE as FILE,

@@ -12,11 +12,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from anyformer.config import ConfigError
 from anyformer.config.spec import did_you_mean, visible
 from anyformer.data.chat_template import DEFAULT, ChatTemplate
-from anyformer.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, new_model
-from anyformer.data.sentencepiece_tokenizer import PieceReader
+from anyformer.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, PieceReader, new_model
 from anyformer.data.tokenizer import TextTokenizer, panicked
-from anyformer.data.tokenizer_files import parse
-from anyformer.data.tokenizer_trial import try_tokenizer
+from anyformer.data.tokenizer_files import parse, try_tokenizer
 from anyformer.interop.config_fields import shown
 from anyformer.interop.gguf_file import GgufFile
 from anyformer.interop.public_tokenizers import frame, word_pieces

@@ -9,8 +9,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from anyformer.config import ConfigError, Fault
 from anyformer.data.chat_template import DEFAULT
-from anyformer.data.sentencepiece import CONTROL, NORMAL, SPACE, UNUSED, USER
-from anyformer.data.sentencepiece_tokenizer import PieceReader, UnchangedText
+from anyformer.data.sentencepiece import CONTROL, NORMAL, SPACE, UNUSED, USER, PieceReader, UnchangedText
 from anyformer.data.vocabulary import WORD
 from anyformer.interop.gguf_tokenizers import BEFORE, CHAT, ENDS, IDS, JSON, SPLITTINGS
 from anyformer.interop.public_tokenizers import must_be_public

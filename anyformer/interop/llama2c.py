@@ -17,8 +17,7 @@ from torch import Tensor
 from anyformer import presets
 from anyformer.config import ConfigError, Fault, ModelConfig, Special
 from anyformer.config.spec import visible
-from anyformer.data.sentencepiece import BYTE, BYTE_PIECES, CONTROL, NORMAL, SPACE, UNKNOWN
-from anyformer.data.sentencepiece_tokenizer import PieceReader
+from anyformer.data.sentencepiece import BYTE, BYTE_PIECES, CONTROL, NORMAL, SPACE, UNKNOWN, PieceReader
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop.gguf_tokenizers import model_file
 from anyformer.interop.public_tokenizers import frame

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.config.spec import visible
 from anyformer.data.chat_template import DEFAULT, ChatTemplate
-from anyformer.data.sentencepiece_tokenizer import Coded
+from anyformer.data.sentencepiece import Coded
 from anyformer.data.tokenizer import CHAT, FILE, PAIRS, ROLES, TextTokenizer
 from anyformer.interop import slow_tokenizers
 from anyformer.interop.family import Framing

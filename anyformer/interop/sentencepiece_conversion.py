@@ -11,10 +11,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from anyformer.data.sentencepiece import CONTROL, NORMAL, SPACE, UNKNOWN, USER, SentencePieces
-from anyformer.data.sentencepiece_tokenizer import Cleaned, PieceReader
+from anyformer.data.sentencepiece import CONTROL, NORMAL, SPACE, UNKNOWN, USER, Cleaned, PieceReader, SentencePieces
 from anyformer.data.tokenizer import panicked
-from anyformer.data.tokenizer_trial import try_tokenizer
+from anyformer.data.tokenizer_files import try_tokenizer
 from anyformer.interop.weight_files import wrong
 
 

@@ -13,8 +13,15 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from anyformer.config.spec import did_you_mean, visible
-from anyformer.data.sentencepiece import SentencePieces
-from anyformer.data.sentencepiece_tokenizer import Cleaned, Coded, PieceReader, Prefixed, Preparation, UnchangedText
+from anyformer.data.sentencepiece import (
+    Cleaned,
+    Coded,
+    PieceReader,
+    Prefixed,
+    Preparation,
+    SentencePieces,
+    UnchangedText,
+)
 from anyformer.interop import language_codes
 from anyformer.interop.sentencepiece_conversion import library_form, parse
 from anyformer.interop.tokenizer_settings import Settings

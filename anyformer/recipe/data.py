@@ -180,3 +180,18 @@ def splits(data: Data) -> list[NamedSplit]:
             return [*found, *named]
         case _:
             return [*found, NamedSplit("test", "data.test", "test", data.test)]
+
+
+def named_files(data: Data) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a recipe's data that name files or folders, and these names."""
+    for at, source in single_sources(data):
+        yield from ((f"{at}.{name}", getattr(source, name)) for name in source.files)
+
+
+def single_sources(data: Data) -> Iterator[tuple[str, Source]]:
+    """Yield the keys of a recipe's sources and these sources; each part of a joined or mixed one by itself."""
+    for _, key, _, source in splits(data):
+        inner = source.inner()
+        yield from ((f"{key}.{path}", part) for path, _, part in inner)
+        if not inner:
+            yield key, source

@@ -186,7 +186,7 @@ class ClassFolders(RowFile):
     gives = (TEXT, LABELLED)
 
     def read(self, data: Root, split: Split, seed: int, by: str | None) -> "Rows":
-        from anyformer.data.class_folders import folder_rows
+        from anyformer.data.text_rows import folder_rows
 
         return folder_rows(self, data)
 

@@ -161,6 +161,7 @@ class PassKeys(Ranged):
         return pass_keys(self.digits, range(self.shortest, self.longest + 1))
 
 
+SCENE_PREFIX = "scene:"  # of references to their pictures
 SceneSize = Annotated[int, Field(strict=True, ge=40, le=1024)]
 Shapes = Annotated[int, Field(strict=True, ge=1, le=3)]
 

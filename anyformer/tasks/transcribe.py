@@ -13,8 +13,7 @@ from torch import Tensor
 from anyformer.config import ConfigError, Fault, ModelConfig, Spectrogram
 from anyformer.config.spec import visible
 from anyformer.data.media import REFERENCE
-from anyformer.data.media_files import BadFile, read_sound
-from anyformer.data.spectrogram import log_mel
+from anyformer.data.media_files import BadFile, log_mel, read_sound
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.generation.filters import ban
 from anyformer.generation.logit_processors import History

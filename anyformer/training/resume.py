@@ -9,8 +9,8 @@ from anyformer.config import ConfigError, Fault, io
 from anyformer.config.part import kind_of
 from anyformer.config.spec import visible
 from anyformer.data.fingerprint import Fingerprints, changes, fingerprint, of_file
-from anyformer.data.paths import named
 from anyformer.recipe import Logger, Recipe
+from anyformer.recipe.data import named_files
 from anyformer.runs.processes import LOCK
 from anyformer.runs.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
 from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
@@ -79,7 +79,7 @@ def changed_data(recipe: Recipe, checkpoint: Path | None, allowed: bool, console
     now = fingerprints(recipe)
     changed = changes(before, now)
     names, hint = (
-        dict(named(recipe.data)) | frozen_run(recipe),
+        dict(named_files(recipe.data)) | frozen_run(recipe),
         "resume with the data of the run, or add --allow-changed-data",
     )
     faults = [

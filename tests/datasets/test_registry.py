@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from anyformer.cli import app
 from anyformer.config.spec import ConfigError
 from anyformer.data.datasets.registry import HOST, DataSet, lookup, registry
-from anyformer.data.paths import named
 from anyformer.recipe import ready as recipes
+from anyformer.recipe.data import named_files
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = resources.files("anyformer.data.datasets") / "bundled"
@@ -24,7 +24,7 @@ MAX_BUNDLED = 4_000_000  # bytes inside the package
 def test_every_recipe_names_its_data_sets(name: str) -> None:
     """Files are registered, or made by commands of a page: thousands of pictures are not fetched one by one."""
     data = recipes.read_recipe(name).data
-    paths = [path for _, path in named(data)]
+    paths = [path for _, path in named_files(data)]
     pages = "".join(
         (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("your-data", "environments")
     )

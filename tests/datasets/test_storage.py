@@ -20,9 +20,9 @@ from anyformer.data.datasets.download import fetch
 from anyformer.data.datasets.registry import lookup, registry
 from anyformer.data.files import locate
 from anyformer.data.fingerprint import fingerprint
-from anyformer.data.paths import named
 from anyformer.data.readers import read
 from anyformer.recipe import ready as recipes
+from anyformer.recipe.data import named_files
 from anyformer.runs import processes
 from tests.datasets.upstream import data_set, lay_out
 
@@ -125,11 +125,11 @@ def test_one_fetch_from_a_mirror_serves_every_recipe(
         monkeypatch.setitem(registry(), one.name, one.model_copy(update={"files": tuple(files)}))
     for name in recipes.names():
         data = recipes.read_recipe(name).data
-        if any(lookup(path) is None for _, path in named(data)):
+        if any(lookup(path) is None for _, path in named_files(data)):
             continue  # commands of a page make its files
         for one in data.sets:
             fetch(registry()[one], cache, str(tmp_path / "mirror"))
-        for key, path in named(data):
+        for key, path in named_files(data):
             assert locate(path, data) == cache / path, key
             if not registry()[path.partition("/")[0]].bundled:
                 assert (cache / path).read_text(encoding="utf-8") == f"{path}\n"

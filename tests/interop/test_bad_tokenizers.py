@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from anyformer.config import ConfigError
-from anyformer.data import tokenizer_trial as trial
+from anyformer.data import tokenizer_files
 from anyformer.data.tokenizer import TextTokenizer, train_tokenizer
 from anyformer.interop import public_tokenizers as tokens
 from anyformer.interop.family import Framing
@@ -199,8 +199,8 @@ def test_a_panic_at_run_time_is_an_error_of_the_text(tmp_path: Path) -> None:
     [("import time; time.sleep(60)", "more than 1 s"), ("import os; os.abort()", "crashes on it (SIGABRT)")],
 )
 def test_hangs_and_crashes(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "CHILD", code)
-    monkeypatch.setattr(trial, "TRIAL_SECONDS", 1)
+    monkeypatch.setattr(tokenizer_files, "CHILD", code)
+    monkeypatch.setattr(tokenizer_files, "TRIAL_SECONDS", 1)
     folder = written(tmp_path, model={"type": "BPE", "vocab": {"a": 0, str(tmp_path): 1}, "merges": []})
     assert said in refused(folder)
 
@@ -223,8 +223,8 @@ MULTIPLYING = [
 def test_a_tokenizer_that_multiplies_texts_is_refused(
     part: str, text: str, factor: int, times: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "PROBE_SECONDS", 1)
-    monkeypatch.setattr(trial, "PROBE_BYTES", 64 << 20)
+    monkeypatch.setattr(tokenizer_files, "PROBE_SECONDS", 1)
+    monkeypatch.setattr(tokenizer_files, "PROBE_BYTES", 64 << 20)
     model = {"type": "BPE", "vocab": {text: 0, "b": 1}, "merges": []}
     assert said in refused(written(tmp_path, model=model, **{part: replacing(text, factor, times)}))
 

@@ -8,8 +8,7 @@ import torch
 
 import anyformer as af
 from anyformer.config import Embedder
-from anyformer.data.sentencepiece import BYTE, BYTE_PIECES, CONTROL, NORMAL, UNKNOWN
-from anyformer.data.sentencepiece_tokenizer import PieceReader
+from anyformer.data.sentencepiece import BYTE, BYTE_PIECES, CONTROL, NORMAL, UNKNOWN, PieceReader
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.interop import import_model
 from anyformer.interop.config_fields import Fields

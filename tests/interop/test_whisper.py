@@ -15,7 +15,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.config import Audio, Spectrogram
-from anyformer.data.spectrogram import log_mel
+from anyformer.data.media_files import log_mel
 from anyformer.generation.generate import generate
 from anyformer.interop import ctranslate2, import_model
 from anyformer.recipe import Transcribe
