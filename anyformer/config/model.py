@@ -10,14 +10,13 @@ from pydantic import model_validator
 
 from anyformer.config.adapter import LoRA, misfits
 from anyformer.config.attention import Attention
-from anyformer.config.block import Block, Side, Stack
+from anyformer.config.block import Block, Side, Stack, skip_faults, stack_faults
 from anyformer.config.families import Mixer
 from anyformer.config.heads import Head, ImageTower, NoHead
 from anyformer.config.inputs import IdInput, Input
 from anyformer.config.mixer import Recurrent
 from anyformer.config.position import Position, RotaryScheme
 from anyformer.config.spec import BY_KIND, ConfigError, Count, Fault, Flag, Positive, Size, Spec
-from anyformer.config.stack_rules import skip_faults, stack_faults
 
 Shape = Literal["encoder-decoder", "encoder", "decoder"]
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from anyformer.config.part import PACKAGE, Part, all_parts, families, kind_of, register
-from anyformer.config.spec import FINDERS, ConfigError, Fault, Spec, visible
+from anyformer.config.spec import ConfigError, Fault, Spec, visible
 
 GROUP = "anyformer.parts"  # of entry points
 VARIABLE = "ANYFORMER_IMPORT"  # files that child processes import, too
@@ -105,9 +105,6 @@ def find(group: str = GROUP) -> bool:
     for file in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         import_file(file)
     return len(_SOURCES) > before
-
-
-FINDERS.append(find)
 
 
 def parts_of(place: str) -> list[type[Part]]:

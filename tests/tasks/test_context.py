@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from anyformer.cli import app
 from anyformer.config import ConfigError, Rotary, io
-from anyformer.config.rotary_scaling import Llama3Scaling, NoScaling, YarnScaling
+from anyformer.config.position import Llama3Scaling, NoScaling, YarnScaling
 from anyformer.generation.engine.engine import Engine
 from anyformer.generation.engine.interface import Limits, TooLong
 from anyformer.generation.strategy import Sampling
