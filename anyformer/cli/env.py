@@ -118,7 +118,7 @@ def env_film(
     """Let a run play one episode, and write it as an animated picture."""
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.runs.run import load
-    from anyformer.tasks.environments.film import film
+    from anyformer.tasks.environments.rollout import film
 
     if out.suffix.lower() != ".gif":
         raise ConfigError([Fault("out", f"= '{out}': must end with .gif")])

@@ -85,7 +85,7 @@ class PrefixLM(DynamicTask):
     shapes: ClassVar = ("decoder",)
 
     def build(self, tokenizer: "TextTokenizer", source_tokenizer: "TextTokenizer | None" = None) -> "BuiltTask":
-        from anyformer.tasks.prefix_lm import PrefixModelling
+        from anyformer.tasks.lm import PrefixModelling
 
         return PrefixModelling(self, tokenizer)
 

@@ -1,10 +1,11 @@
 """The base of tasks, and what they share: the call of a model on a batch, the total loss, checks of lengths."""
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,10 +16,8 @@ from anyformer.attention.layout import Layout, make_layout
 from anyformer.attention.media_batch import MediaBatch
 from anyformer.config import ConfigError, Fault, ModelConfig, Side
 from anyformer.config.spec import MAX_WORD, shorten, visible
-from anyformer.data.augment import Augmentation
 from anyformer.data.batch import Batch, Example
 from anyformer.data.loader import Loader
-from anyformer.data.media import MediaStore, references_end
 from anyformer.data.readers import MAX_BAD_ROWS_SHOWN, Rows
 from anyformer.data.tokenizer import TextTokenizer
 from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
@@ -28,6 +27,9 @@ from anyformer.nn.heads import LossTarget
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.model import Transformer
 from anyformer.recipe import AnyTask, Augment, Batches
+
+if TYPE_CHECKING:
+    from anyformer.data.media import MediaStore
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,11 @@ def before_end(ids: list[int], ends: Collection[int]) -> list[int]:
     return list(itertools.takewhile(lambda id: id not in ends, ids))
 
 
-def open_media(task: BuiltTask, config: ModelConfig, augment: Augment | None = None) -> MediaStore | None:
+def open_media(task: BuiltTask, config: ModelConfig, augment: Augment | None = None) -> "MediaStore | None":
     """Let a task read images and sounds in texts, if its model does; return the store that it reads them with."""
+    from anyformer.data.augment import Augmentation
+    from anyformer.data.media import MediaStore
+
     reader = task.source_tokenizer or task.tokenizer
     changes = None if augment is None else Augmentation(augment)
     reader.media = MediaStore.of(config, changes, getattr(task.spec, "pictures", None))
@@ -149,7 +154,7 @@ class ReadsTexts(Protocol):
     source_tokenizer: TextTokenizer | None
 
 
-def media_of(task: ReadsTexts) -> MediaStore | None:
+def media_of(task: ReadsTexts) -> "MediaStore | None":
     """Return the store that a task reads images and sounds with, if its model reads any."""
     return (task.source_tokenizer or task.tokenizer).media
 
@@ -164,7 +169,7 @@ def read_media(
     return ids, media, None if marks is None else marks.to(ids.device)
 
 
-def readable(rows: Rows, media: MediaStore | None) -> Rows:
+def readable(rows: Rows, media: "MediaStore | None") -> Rows:
     """Return the rows whose references to images and sounds can all be read; the others become bad rows."""
     if media is None:
         return rows
@@ -178,6 +183,8 @@ def readable(rows: Rows, media: MediaStore | None) -> Rows:
 
 def rows_have_media(task: ReadsTexts, rows: Rows) -> bool:
     """Return whether every input of rows refers to an image, sound or vector."""
+    from anyformer.data.media import references_end
+
     columns = [rows.columns[role] for role in INPUTS if role in rows.columns]
     texts = itertools.chain(*columns) if getattr(task, "apart", False) else map("\t".join, zip(*columns, strict=True))
     return bool(columns) and all(map(references_end, texts))
@@ -188,6 +195,8 @@ def check_media(task: ReadsTexts, texts: Sequence[str]) -> None:
     store = media_of(task)
     if store is None or not store.required:
         return
+    from anyformer.data.media import references_end
+
     kinds = " or ".join(store.spec.kinds)
     what = f"names no {kinds}, and every training row had one: give a file, as in <{store.spec.kinds[0]}:FILE>"
     if faults := [
@@ -224,13 +233,13 @@ def example_fault(example: Example, config: ModelConfig, batches: Batches | None
         return f"the source {why}"
     if why := length_fault(len(example.ids), config, "decoder"):
         return why if example.source is None else f"the target {why}"
-    if batches is None:
-        return ""
     return row_fault(example.length, batches)
 
 
-def row_fault(length: int, batches: Batches) -> str:
-    """Return why a row of the batches cannot hold `length` tokens; empty if it can."""
+def row_fault(length: int, batches: Batches | None) -> str:
+    """Return why no row of the batches, if there are any, holds an example of `length` tokens; empty if one does."""
+    if batches is None:
+        return ""
     limit = batches.row_limit
     return f"has {length} tokens, and a {batches.kind} row holds {limit}" if length > limit else ""
 
@@ -305,6 +314,25 @@ def total_loss(model: Transformer, batches: Iterable[Batch], device: torch.devic
         total += float(loss)
         count += batch.target_count
     return total, count
+
+
+def loss_values(total: float, count: int) -> dict[str, float]:
+    """Return the mean loss of some tokens, and its perplexity."""
+    return {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
+
+
+@torch.no_grad()
+def token_values(model: Transformer, batches: Iterable[Batch]) -> tuple[dict[str, float], int]:
+    """Return loss, perplexity and accuracy of the labels of batches, and how many there are."""
+    device = next(model.parameters()).device
+    total, correct, count = 0.0, 0, 0
+    for batch in batches:
+        moved = batch.to(device)
+        logits = call(model, moved, packed=False)
+        total += float(token_loss(logits, moved.labels))
+        correct += int(((logits.argmax(dim=-1) == moved.labels) & (moved.labels != IGNORE)).sum())
+        count += batch.target_count
+    return {**loss_values(total, count), "accuracy": correct / count}, count
 
 
 def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:

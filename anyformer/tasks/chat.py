@@ -1,10 +1,7 @@
 """The task chat: answers in conversations, with a loss on the messages of the assistant only."""
 
-import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
-
-import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import Example
@@ -24,11 +21,10 @@ from anyformer.tasks.base import (
     TokenTask,
     Writer,
     bad_row_notes,
-    call,
     check_lengths,
     ending_ids,
     example_fault,
-    token_loss,
+    token_values,
 )
 from anyformer.tasks.generation_defaults import NO_DEFAULTS, GenerationDefaults
 
@@ -117,17 +113,8 @@ class Conversing(ChatWriter, TokenTask):
 
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Measure loss and accuracy of the tokens of the assistant, each after the true ones before it."""
-        device, pad = next(model.parameters()).device, self.tokenizer.pad or 0
-        total, correct, count = 0.0, 0, 0
-        with torch.no_grad():
-            for batch in longest_first(self.examples(rows), MAX_INFERENCE_TOKENS, pad, pad):
-                moved = batch.to(device)
-                logits = call(model, moved, packed=False)
-                total += float(token_loss(logits, moved.labels))
-                correct += int(((logits.argmax(dim=-1) == moved.labels) & (moved.labels != IGNORE)).sum())
-                count += batch.target_count
-        loss = total / count
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": correct / count}
+        pad = self.tokenizer.pad or 0
+        values, count = token_values(model, longest_first(self.examples(rows), MAX_INFERENCE_TOKENS, pad, pad))
         return Metrics("chat", count, values, {"conversations": len(rows), **bad_row_notes(rows)})
 
     def predict(

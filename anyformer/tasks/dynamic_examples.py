@@ -1,13 +1,10 @@
 """Base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm): chunks of texts, loaders, metrics."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Any
 
 import numpy as np
-import torch
 
 from anyformer.config import ConfigError, Fault, ModelConfig
 from anyformer.data.batch import ExampleTable, Ragged
@@ -15,10 +12,9 @@ from anyformer.data.counter_rng import CounterRNG
 from anyformer.data.loader import DynamicCropLoader, DynamicLoader, Loader, draw_fixed, longest_first
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory
-from anyformer.kernels.conventions import IGNORE
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, DynamicTask, ExampleBatches, TextBatches
-from anyformer.tasks.base import MAX_INFERENCE_TOKENS, BuiltTask, Metrics, bad_row_notes, call, token_loss
+from anyformer.tasks.base import MAX_INFERENCE_TOKENS, BuiltTask, Metrics, bad_row_notes, token_values
 
 EVAL_LENGTH = 512  # tokens of a row in evaluation, if batches are padded
 MAX_STREAM_ROWS = 1000  # rows of a stream that are in memory at once
@@ -64,21 +60,11 @@ class DynamicExampleTask(BuiltTask):
     def evaluate(self, model: Transformer, rows: Rows, batches: Batches) -> Metrics:
         """Measure loss and accuracy of the labels: on the same examples each time, in rows as long as in training."""
         length = _row_length(batches, model.config, EVAL_LENGTH)
-        pad, device = self.tokenizer.pad or 0, next(model.parameters()).device
+        pad = self.tokenizer.pad or 0
         tables = _evaluation_examples(self, rows, _max_text(self, length))
         parts = (longest_first(table, max(MAX_INFERENCE_TOKENS, length), pad, pad) for table in tables)
-        total, correct, count = 0.0, 0, 0
-        with torch.no_grad():
-            for batch in chain.from_iterable(parts):
-                moved = batch.to(device)
-                logits = call(model, moved, packed=False)
-                total += float(token_loss(logits, moved.labels))
-                correct += int(((logits.argmax(dim=-1) == moved.labels) & (moved.labels != IGNORE)).sum())
-                count += batch.target_count
-        loss = total / count
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": correct / count}
-        notes: dict[str, Any] = {"window": length, **bad_row_notes(rows)}
-        return Metrics(self.spec.kind, count, values, notes)
+        values, count = token_values(model, chain.from_iterable(parts))
+        return Metrics(self.spec.kind, count, values, {"window": length, **bad_row_notes(rows)})
 
 
 def _evaluation_examples(task: DynamicExampleTask, rows: Rows, limit: int) -> Iterator[ExampleTable]:

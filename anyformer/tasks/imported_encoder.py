@@ -16,8 +16,15 @@ from anyformer.data.tokenizer import TextTokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Encoder
 from anyformer.tasks.base import MAX_INFERENCE_TOKENS, PredictOnly, Progress, check_lengths
-from anyformer.tasks.fill_mask import encode_with, filled
-from anyformer.tasks.sequence_level import Frame, as_json, for_shape, read_rows, refuse_decoding_options
+from anyformer.tasks.sequence_level import (
+    Frame,
+    as_json,
+    encode_with,
+    filled,
+    for_shape,
+    read_rows,
+    refuse_decoding_options,
+)
 
 Answer = Callable[[Tensor, list[int]], str]
 

@@ -1,16 +1,19 @@
-"""The task lm: predict the next token of a text."""
+"""The tasks lm and prefix_lm: predict the next token, of a whole text or after a random position (Liu et al. 2018)."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from anyformer.config import ConfigError, Fault, ModelConfig
-from anyformer.data.batch import Example
+from anyformer.data.batch import Example, ExampleTable, Ragged
+from anyformer.data.counter_rng import CounterRNG, below
 from anyformer.data.loader import ExampleLoader, Loader, parallel_parts, windows
 from anyformer.data.readers import Rows
 from anyformer.data.shards import InMemory, Stream
 from anyformer.data.tokenizer import TextTokenizer
-from anyformer.kernels.conventions import IGNORE
+from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Batches, ExampleBatches, LanguageModel, PrefixLM, TextBatches
 from anyformer.tasks.base import (
@@ -20,9 +23,11 @@ from anyformer.tasks.base import (
     Writer,
     bad_row_notes,
     check_lengths,
+    loss_values,
     total_loss,
     with_prefix,
 )
+from anyformer.tasks.dynamic_examples import DynamicExampleTask
 
 NEW_TOKENS = 100  # of a prediction, by default
 EVAL_ROWS = 64  # of a batch in evaluation
@@ -96,8 +101,7 @@ class LanguageModelling(Writer, TokenTask):
             size = rows.stream.share("bytes")
         else:
             size = sum(len(text.encode("utf-8")) for text in rows.columns["text"])
-        loss = total / count
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": total / math.log(2) / size}
+        values = {**loss_values(total, count), "bits_per_byte": total / math.log(2) / size}
         return Metrics("lm", count, values, {"window": length, **_memory(model), **bad_row_notes(rows)})
 
     def predict(
@@ -169,3 +173,31 @@ def _limit(length: int, config: ModelConfig) -> int:
     assert config.decoder is not None
     limit = config.decoder.limit
     return length if limit is None else min(length, limit)
+
+
+class PrefixModelling(DynamicExampleTask, LanguageModelling):
+    """Prefix language modelling: only tokens after a random position have labels.
+
+    The tokens before it attend in both directions, as those of a prompt do.
+    """
+
+    marked = True
+    min_tokens = 2
+    spec: PrefixLM
+    encode = LanguageModelling.encode
+
+    def draw(self, texts: Ragged, rng: CounterRNG) -> ExampleTable:
+        values, sizes, starts = texts.values, texts.sizes - 1, texts.starts[:-1]
+        cuts = 1 + below(rng.draw(0, np.ones_like(sizes)), sizes)  # length of each prefix
+        at = np.arange(len(values)) - np.repeat(starts, texts.sizes)
+        first, last, cut = at == 0, at == np.repeat(sizes, texts.sizes), np.repeat(cuts, texts.sizes)
+        labels, marks = np.where(at < cut, IGNORE, values), np.where(at < cut, SEEN, PLAIN)
+        return ExampleTable(
+            Ragged(values[~last], sizes), Ragged(labels[~first], sizes), marks=Ragged(marks[~last], sizes)
+        )
+
+    def scored(self, texts: Sequence[str], answers: Sequence[str] | None, config: ModelConfig) -> list[Example]:
+        """Return each answer after its text as the prefix; a text alone has a prefix of one token."""
+        examples = super().scored(texts, answers, config)
+        firsts = [next(i for i, label in enumerate(example.labels) if label != IGNORE) for example in examples]
+        return [with_prefix(example, first + 1) for example, first in zip(examples, firsts, strict=True)]

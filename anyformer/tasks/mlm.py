@@ -14,8 +14,7 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import MaskedLanguageModel
 from anyformer.tasks.base import Progress, TokenTask, check_lengths
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
-from anyformer.tasks.fill_mask import encode_with, filled
-from anyformer.tasks.sequence_level import Frame, read_rows, refuse_decoding_options
+from anyformer.tasks.sequence_level import Frame, encode_with, filled, read_rows, refuse_decoding_options
 
 
 class MaskedLanguageModelling(TokenTask, DynamicExampleTask):

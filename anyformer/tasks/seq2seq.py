@@ -1,6 +1,5 @@
 """The task seq2seq: a target for each source, by an encoder–decoder or by a decoder that reads both."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from anyformer.tasks.base import (
     bad_row_notes,
     check_lengths,
     example_fault,
+    loss_values,
     total_loss,
     with_prefix,
 )
@@ -132,9 +132,8 @@ class SequenceToSequence(Writer, TokenTask):
         total, count = total_loss(
             model, longest_first(examples, MAX_INFERENCE_TOKENS, *self.pads, self.reader.media), device
         )
-        values = {"loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
         scored, notes = self.score_predictions(model, rows)
-        return Metrics("seq2seq", len(rows), values | scored, {**bad_row_notes(rows), **notes})
+        return Metrics("seq2seq", len(rows), loss_values(total, count) | scored, {**bad_row_notes(rows), **notes})
 
     def score_predictions(self, model: Transformer, rows: Rows) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the metrics of the model's outputs, and notes about them."""

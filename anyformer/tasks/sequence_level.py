@@ -4,6 +4,7 @@ The two texts of a pair are read in one row, or with `apart` in two consecutive 
 """
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -269,3 +270,38 @@ def _as_rows(columns: dict[str, list[str]]) -> Rows:
 
 def _are_two(cells: list[str]) -> bool:
     return len(cells) == 2 and all(map(str.strip, cells))
+
+
+# -- texts that contain special tokens by name, such as masks and sentinels, which a model fills -----------------------
+
+
+def split_at(tokenizer: TextTokenizer, text: str, special: Iterable[int]) -> list[str]:
+    """Split a text at the names of special ids: text, name, text, name, ..., text."""
+    return re.split("(" + "|".join(re.escape(tokenizer.token(id)) for id in special) + ")", text)
+
+
+def encode_with(tokenizer: TextTokenizer, text: str, special: Iterable[int]) -> list[int]:
+    """Encode a text in which the names of special ids are replaced by these.
+
+    If the tokenizer's words include the space before them, a special id replaces that space, too. If it adds a space
+    before a text, the space after a special id is dropped first.
+    """
+    names = {tokenizer.token(id): id for id in special}
+    parts = split_at(tokenizer, text, names.values())
+    out: list[int] = []
+    for i, part in enumerate(parts):
+        if i % 2:
+            out.append(names[part])
+            continue
+        if tokenizer.spaced and i + 1 < len(parts):
+            part = part.removesuffix(" ")
+        if tokenizer.lead and i:
+            part = part.removeprefix(" ")
+        out += tokenizer.encode_batch([part])[0]  # which reads references, too
+    return out
+
+
+def filled(row: Sequence[int], mask: int, logits: Tensor) -> list[int]:
+    """Return a row with the top-1 id at each mask; logits [n, v] may include padding after the row."""
+    best = logits.argmax(dim=-1).tolist()
+    return [best[i] if id == mask else id for i, id in enumerate(row)]

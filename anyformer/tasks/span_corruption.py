@@ -13,7 +13,7 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import SpanCorruption
 from anyformer.tasks.base import Progress, TokenTask, Writer, check_lengths
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
-from anyformer.tasks.fill_mask import encode_with, split_at
+from anyformer.tasks.sequence_level import encode_with, split_at
 
 
 class SpanCorrupting(Writer, TokenTask, DynamicExampleTask):

@@ -123,9 +123,7 @@ class TagTask(BuiltTask):
                 known = did_you_mean(tag, self._numbers)
                 return f"word {number}, {_short(word)}: the tag {_short(tag)} does not occur in training: {known}"
         length = len(self.frame.row([id for word in ids for id in word]))
-        if why := length_fault(length, config, side_of(config)):
-            return why
-        return row_fault(length, batches) if batches else ""
+        return length_fault(length, config, side_of(config)) or row_fault(length, batches)
 
     def loader(self, rows: Rows, batches: Batches, seed: int, model: Transformer) -> Loader:
         assert isinstance(batches, ExampleBatches)

@@ -20,9 +20,8 @@ from anyformer.runs.run import Run
 from anyformer.tasks.actions import ActionPrediction, EncodedEpisode
 from anyformer.tasks.base import open_media
 from anyformer.tasks.environments.environment import make
-from anyformer.tasks.environments.film import film
 from anyformer.tasks.environments.record import record
-from anyformer.tasks.environments.rollout import Player, Policy, rollout, summarise
+from anyformer.tasks.environments.rollout import Player, Policy, film, rollout, summarise
 
 GOTO = "BabyAI-GoToLocal-v0"
 

@@ -15,8 +15,8 @@ from anyformer.data.shards import InMemory
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.recipe import Crops, MaskedLanguageModel, Packed, Padded, PrefixLM, SpanCorruption, Words
 from anyformer.tasks.dynamic_examples import DynamicExampleTask
+from anyformer.tasks.lm import PrefixModelling
 from anyformer.tasks.mlm import MaskedLanguageModelling
-from anyformer.tasks.prefix_lm import PrefixModelling
 from anyformer.tasks.span_corruption import SpanCorrupting
 from tests.training.small import sentences
 

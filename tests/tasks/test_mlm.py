@@ -33,8 +33,8 @@ from anyformer.recipe import (
 )
 from anyformer.runs.run import Run
 from anyformer.tasks.dynamic_examples import chunks
-from anyformer.tasks.fill_mask import encode_with
 from anyformer.tasks.mlm import MaskedLanguageModelling
+from anyformer.tasks.sequence_level import encode_with
 from tests.training.small import CROPS, PACKED, TEXT, corrupted, labelled, parities, run, sentences
 
 

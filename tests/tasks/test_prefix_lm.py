@@ -17,7 +17,7 @@ from anyformer.kernels.conventions import IGNORE, PLAIN, SEEN
 from anyformer.recipe import LanguageModel, Packed, PrefixLM, Recipe, Seq2Seq
 from anyformer.runs.run import Run
 from anyformer.tasks.base import call
-from anyformer.tasks.prefix_lm import PrefixModelling
+from anyformer.tasks.lm import PrefixModelling
 from anyformer.tasks.seq2seq import SequenceToSequence
 from tests.training.small import PADDED, corrupted, pairs, run, sentences
 

@@ -18,8 +18,16 @@ from anyformer.data.readers import read
 from anyformer.data.tokenizer import train_tokenizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import BPE, AdamW, Characters, Data, Padded, QuestionAnswering, Recipe, SquadFile, Words
-from anyformer.tasks.answer_spans import QuestionWindow, TextToken, best_answers, token_bounds, windows
-from anyformer.tasks.span import SpanAnswering, exact_match, f1
+from anyformer.tasks.span import (
+    QuestionWindow,
+    SpanAnswering,
+    TextToken,
+    best_answers,
+    exact_match,
+    f1,
+    token_bounds,
+    windows,
+)
 from anyformer.training.train import evaluate
 from tests.training.small import run as train_run, settings
 

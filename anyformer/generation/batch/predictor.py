@@ -152,7 +152,7 @@ def texts_with_unknown(run: "Run", texts: Sequence[str]) -> list[int]:
     tokenizer = run.task.source_tokenizer or run.task.tokenizer
     if tokenizer.unk is None:
         return []
-    from anyformer.tasks.fill_mask import split_at
+    from anyformer.tasks.sequence_level import split_at
 
     special = [i for i in (tokenizer.mask, *tokenizer.sentinels) if i is not None]  # known by their names
     if special:

@@ -7,7 +7,8 @@ depends on its own episode only: a batch of environments acts as they do one by 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from anyformer.nn.model import Transformer
 from anyformer.runs.run import Run
 from anyformer.tasks.actions import Action, ActionPrediction, window_start
 from anyformer.tasks.environments.environment import Environment, make
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Z95 = 1.959964  # of the normal distribution
 
@@ -227,3 +231,46 @@ def _wilson(share: float, n: int) -> tuple[float, float]:
     centre = (share + spread / 2) / (1 + spread)
     half = Z95 * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+# -- a film of one episode: a GIF of the environment, with the instruction and the actions below -----------------------
+
+
+STRIP = 34  # pixels below the picture, for two lines of text
+MILLISECONDS = 400  # of a frame
+LAST = 1500  # milliseconds of the last frame
+
+
+def film(run: Run, name: str, seed: int, out: Path, target: float | None = None) -> FinishedEpisode:
+    """Play the episode of a seed and write its film; return its result."""
+    environment = make(name)
+    task, target = check_run(run, name, environment, target)
+    player, policy, frames, step = Player(environment, seed, target), Policy(task, run.model), [], 0
+    while True:
+        picture = environment.picture()
+        if picture is None:
+            raise ConfigError([Fault("environment", f"= '{name}': has no pictures; MiniGrid and BabyAI have them")])
+        done = "success" if player.success else "failure" if player.done else ""
+        action = task.decode_action(player.actions[-1]) if player.actions else None
+        taken = environment.actions[action] if isinstance(action, int) else ""
+        frames.append(_with_text(picture, player.mission, f"{step}  {taken}  {done}"))
+        if player.done:
+            break
+        policy.act([player], step)
+        step += 1
+    durations = [MILLISECONDS] * (len(frames) - 1) + [LAST]
+    frames[0].save(out, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+    return player.result()
+
+
+def _with_text(picture: np.ndarray, *lines: str) -> "Image":
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError:
+        raise ConfigError([Fault("out", "films need Pillow: pip install 'anyformer[vision]'")]) from None
+    height, width = picture.shape[:2]
+    frame = Image.new("RGB", (width, height + STRIP), "white")
+    frame.paste(Image.fromarray(picture), (0, 0))
+    for i, line in enumerate(lines):
+        ImageDraw.Draw(frame).text((4, height + 2 + 15 * i), line, fill="black", font_size=12)
+    return frame.quantize(64)
