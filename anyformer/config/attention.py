@@ -143,6 +143,7 @@ class Attention(Mixer):
     pattern: Pattern | None = None  # which keys a query sees; None: causal in a decoder, full in an encoder and across
     position: Position | None = None  # position scheme of this attention; None: the stack's
     dropout: Probability = 0.0  # on the attention weights
+    part: ClassVar = "self-attention"
 
     @property
     def groups(self) -> int:
@@ -162,10 +163,6 @@ class Attention(Mixer):
     def scaled(self, value: float) -> Self:
         """Return the attention with a given factor of the scores."""
         return self.model_copy(update={"scale": Times(value=value)})
-
-    @property
-    def part(self) -> str:
-        return "self-attention"
 
     @property
     def global_positions(self) -> int:

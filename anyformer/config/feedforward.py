@@ -38,15 +38,12 @@ class Relu(Activation):
 
     kind: Literal["relu"] = "relu"
     saves_input: ClassVar[bool] = False
+    fused: ClassVar = "relu"
 
     def function(self) -> "Callable[[Tensor], Tensor]":
         from torch.nn import functional as F
 
         return F.relu
-
-    @property
-    def fused(self) -> str:
-        return "relu"
 
 
 class LeakyRelu(Activation):

@@ -25,10 +25,7 @@ class Recurrent(Mixer):
     both_ways: Flag = False  # in an encoder: a second cell reads from the end
     begin: Literal["zero", "encoder"] = "zero"  # encoder: where the encoder's layer of the same number ended (forward)
     has_state: ClassVar[bool] = True
-
-    @property
-    def part(self) -> str:
-        return "recurrence"
+    part: ClassVar = "recurrence"
 
     def describe(self, across: bool = False) -> str:
         return self.cell.upper()

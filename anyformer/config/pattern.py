@@ -4,7 +4,7 @@ Each pattern is one class; `visibility.py` says what its methods mean.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,10 +34,7 @@ class Full(Pattern):
     """Every key."""
 
     kind: Literal["full"] = "full"
-
-    @property
-    def as_window(self) -> tuple[int, int]:
-        return EVERYTHING
+    as_window: ClassVar = EVERYTHING
 
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         return (q == q) & (k == k)
@@ -50,14 +47,8 @@ class Causal(Pattern):
     """The past and oneself."""
 
     kind: Literal["causal"] = "causal"
-
-    @property
-    def as_window(self) -> tuple[int, int]:
-        return PAST
-
-    @property
-    def looks_ahead(self) -> bool:
-        return False
+    as_window: ClassVar = PAST
+    looks_ahead: ClassVar = False
 
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         return k <= q
@@ -85,6 +76,7 @@ class Window(Pattern):
     before: Distance  # largest distance back, in tokens
     after: Distance  # largest distance ahead, in tokens; 0: causal
     globals: Distance = 0  # first positions that are visible to all and see all
+    sparse: ClassVar = True
 
     @property
     def global_positions(self) -> int:
@@ -101,10 +93,6 @@ class Window(Pattern):
     @property
     def as_window(self) -> tuple[int, int] | None:
         return None if self.globals else (self.before, self.after)
-
-    @property
-    def sparse(self) -> bool:
-        return True
 
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         seen = (q - k <= self.before) & (k - q <= self.after)
@@ -129,6 +117,7 @@ class Dilated(Pattern):
     before: Distance  # keys back, each `step` apart
     after: Distance  # keys ahead, each `step` apart; 0: causal
     step: Stride  # distance between two visible keys, in tokens
+    sparse: ClassVar = True
 
     @property
     def looks_ahead(self) -> bool:
@@ -137,10 +126,6 @@ class Dilated(Pattern):
     @property
     def reach(self) -> int | None:
         return None if self.after else self.before * self.step
-
-    @property
-    def sparse(self) -> bool:
-        return True
 
     def sees(self, q: "Tensor", k: "Tensor", of_q: About | None = None, of_k: About | None = None) -> "Tensor":
         back = q - k
@@ -156,10 +141,7 @@ class BlockLocal(Open):
 
     kind: Literal["block_local"] = "block_local"
     size: Stride  # tokens of a block
-
-    @property
-    def sparse(self) -> bool:
-        return True
+    sparse: ClassVar = True
 
     @property
     def tile(self) -> int:
@@ -197,14 +179,11 @@ class BigBird(Open):
     globals: Distance = 1  # first blocks, which are visible to all and see all
     randoms: Annotated[int, Field(strict=True, ge=0, le=1024)] = 3  # random links of a block to earlier blocks
     seed: Count = 0  # seed of the random links
+    sparse: ClassVar = True
 
     @property
     def global_positions(self) -> int:
         return self.globals * self.block
-
-    @property
-    def sparse(self) -> bool:
-        return True
 
     @property
     def tile(self) -> int:

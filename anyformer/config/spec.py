@@ -7,7 +7,8 @@ import difflib
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -81,6 +82,15 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:  # by default it would come to another process as its text
         return type(self), (self.faults,)
+
+
+@contextmanager
+def faults_under(path: str) -> Iterator[None]:
+    """Extend the paths of faults that are raised in a block by one outer level."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(fault.under(path) for fault in error.faults) from None
 
 
 class _Meta(type(BaseModel)):  # type: ignore[misc]

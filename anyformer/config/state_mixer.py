@@ -94,15 +94,12 @@ class LinearAttention(StateMixer):
     convolution: Count = 0  # tokens of a short causal convolution of q, k and v, with SiLU after it; 0: none
     norm: TokenNorm = TokenNorm.none()  # of each head's output
     gate: Flag = False  # the heads are multiplied by silu(x W)
+    part: ClassVar = "linear attention"
 
     def widths(self, width: int) -> tuple[int, int]:
         """Head width of queries and keys, and of values, given or derived."""
         key = self.key_width or width // self.heads
         return key, self.value_width or key
-
-    @property
-    def part(self) -> str:
-        return "linear attention"
 
     def build(self, width: int) -> "nn.Module":
         from anyformer.nn.state_mixers.linear_attention import LinearAttentionMixer
@@ -150,6 +147,7 @@ class GatedDelta(StateMixer):
     convolution: Size = 4  # tokens of the short causal convolution of q, k and v; 1: none before the token itself
     norm: TokenNorm = RMSNorm()  # of each head's output
     matmuls: ClassVar[int] = 3
+    part: ClassVar = "gated delta rule"
 
     @property
     def groups(self) -> int:
@@ -160,10 +158,6 @@ class GatedDelta(StateMixer):
         """Head width of queries and keys, and of values, given or derived."""
         key = self.key_width or width // self.heads
         return key, self.value_width or key
-
-    @property
-    def part(self) -> str:
-        return "gated delta rule"
 
     def build(self, width: int) -> "nn.Module":
         from anyformer.nn.state_mixers.gated_delta import GatedDeltaMixer
@@ -207,10 +201,7 @@ class Mamba2(StateMixer):
     convolution: Size = 4  # tokens of the short causal convolution of x, B and C; 1: none before the token itself
     norm: TokenNorm = RMSNorm()  # of all heads together, after the gate
     shift: ClassVar[bool] = True
-
-    @property
-    def part(self) -> str:
-        return "Mamba-2"
+    part: ClassVar = "Mamba-2"
 
     def inner_width(self, width: int) -> int:
         """Width of all heads together, given or derived."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you_mean, visible
+from anyformer.config.spec import LARGEST, ConfigError, Fault, close_to, did_you_mean, faults_under, visible
 from anyformer.data.datasets.registry import lookup, registry
 from anyformer.data.datasets.storage import find
 from anyformer.kernels.hardware import usable_memory
@@ -97,11 +97,9 @@ def open_below(folder: str, path: Path, encoding: str) -> File:
     """A file in the folder that a source names."""
     if faults := list(unknown(encoding)):
         raise ConfigError(faults)
-    try:
+    with faults_under("path"):
         name, raw = _read(folder, path)
         return File(name, encoding, decode(raw, encoding, name))
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
 
 
 def read_bytes(name: str, data: Root) -> tuple[str, bytes]:

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 
 from anyformer.config import MediaKind
-from anyformer.config.spec import ConfigError, Fault, visible
+from anyformer.config.spec import ConfigError, Fault, faults_under, visible
 from anyformer.data.files import File, Parsed, locate, regular
 from anyformer.data.media_files import BadFile, load_arrays
 from anyformer.data.readers import Rows, collect, part_of
@@ -88,10 +88,8 @@ def sound_rows(source: SoundFiles, data: Root, split: Split, seed: int) -> Rows:
 
 def _labelled(source: SoundFiles, data: Root) -> list[tuple[str, str]]:
     """Return the files whose names match the pattern, in the order of their names, each with its label."""
-    try:
+    with faults_under("path"):
         folder, pattern = locate(source.path, data), re.compile(source.pattern)
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:

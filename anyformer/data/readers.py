@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from anyformer.config.spec import ConfigError, Fault
+from anyformer.config.spec import ConfigError, Fault, faults_under
 from anyformer.data.files import File, Parsed, max_bytes, require_sets
 from anyformer.recipe.data import Data, SeveralSources
 from anyformer.recipe.source import CONVERSATIONS, Root, RowFile, Source, Split
@@ -183,10 +183,8 @@ def joined_rows(source: SeveralSources, data: Root, split: Split, seed: int, by:
     """Return the rows of the sources within a source; of a mixture, each has the name of its task in "task"."""
     found = list[Rows]()
     for path, name, one in source.inner():
-        try:
+        with faults_under(path):
             found.append(_read(one, data, split, seed, by))
-        except ConfigError as error:
-            raise ConfigError(fault.under(path) for fault in error.faults) from None
         if source.of_mixture:
             found[-1].columns["task"] = [name] * len(found[-1])
     return concatenate(found)

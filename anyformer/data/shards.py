@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from anyformer.config.io import write_file
-from anyformer.config.spec import ConfigError, Fault, is_file_name, visible
+from anyformer.config.spec import ConfigError, Fault, faults_under, is_file_name, visible
 from anyformer.data.files import locate
 from anyformer.data.tokenizer import FILE, TextTokenizer
 from anyformer.kernels.conventions import user_cache
@@ -228,13 +228,11 @@ def _read_cache(path: Path) -> dict[str, Any]:
 
 def open_shards(source: Shards, data: Root) -> Corpus:
     """Open the token shards of a source."""
-    try:
+    with faults_under("path"):
         corpus = Corpus(locate(source.path, data), source.start, source.stop)
         if not len(corpus):
             raise ConfigError([Fault("", f"= {source.path!r}: there are no tokens in this part of it")])
         corpus.verify(again=False)
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
     return corpus
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from anyformer.config.spec import ConfigError, Fault, did_you_mean
+from anyformer.config.spec import ConfigError, Fault, did_you_mean, faults_under
 from anyformer.data.conversations import MESSAGES, alternate, prompt_and_answers
 from anyformer.data.delimited import other_delimiter, read_csv, separated
 from anyformer.data.files import FLAW, File, Parsed, locate, open_files, regular, unfit
@@ -302,10 +302,8 @@ def _regular(source: TableFile, data: Root, form: TableFormat) -> Path:
         raise ConfigError([Fault("encoding", f"= {source.encoding!r}: text in {form.title} is utf-8 always")])
     if not source.header:
         raise ConfigError([Fault("header", f"= false: columns of {form.title} have names always")])
-    try:
+    with faults_under("path"):
         return regular(source.path, data)
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
 
 
 def _records(path: Path, form: TableFormat, wanted: dict[str, str]) -> Records:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from anyformer.config.spec import ConfigError, Fault, did_you_mean, visible
+from anyformer.config.spec import ConfigError, Fault, did_you_mean, faults_under, visible
 from anyformer.data.files import (
     TEXT_SUFFIXES,
     File,
@@ -55,10 +55,8 @@ def matched_rows(source: MatchedLines, data: Root, by: str | None) -> Rows:
 
 def _open_texts(source: TextFile, data: Root) -> list[File]:
     """The file that a source names, or the text files in a folder and those below it, in the order of their names."""
-    try:
+    with faults_under("path"):
         path = locate(source.path, data)
-    except ConfigError as error:
-        raise ConfigError(fault.under("path") for fault in error.faults) from None
     if not path.is_dir():
         return [open_files(source, data, "path")["path"]]
     if not (paths := list(filter(is_text_file, files_below(path)))):

@@ -29,12 +29,7 @@ ROLES = {
 }
 
 FILE = "tokenizer.json"
-NAMED, READER, PART, CHAT = (
-    "roles",
-    "sentencepiece",
-    "part",
-    "chat_template",
-)  # our own keys, which come first
+NAMED, READER, PART, CHAT = "roles", "sentencepiece", "part", "chat_template"  # our own keys, which come first
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's two files, under both their names
 
 Reader = PieceReader | recipe.Segmented

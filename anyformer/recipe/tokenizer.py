@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from anyformer.config import ConfigError, Fault, Spec
 from anyformer.config.outside import find
 from anyformer.config.part import BY_KIND_OF_FAMILY, Part, kind_of
-from anyformer.config.spec import Flag
+from anyformer.config.spec import Flag, faults_under
 from anyformer.recipe.source import Root
 
 if TYPE_CHECKING:
@@ -190,10 +190,8 @@ class TokenizerFile(Tokenizer):
 
         if data is None:
             return TextTokenizer.load(self.path, foreign=True)
-        try:
+        with faults_under("path"):
             path = locate(self.path, data)
-        except ConfigError as error:
-            raise ConfigError(fault.under("path") for fault in error.faults) from None
         try:
             return TextTokenizer.load(path, foreign=True)
         except ConfigError as error:

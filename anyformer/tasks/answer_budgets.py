@@ -1,21 +1,15 @@
 """Limits of answers: how many tokens a model may write, and the checks of budgets and stop strings."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from anyformer.config import ConfigError, Fault, ModelConfig
+from anyformer.config import ConfigError, Fault
 from anyformer.generation.check import integer_faults
 from anyformer.generation.strategy import Beam, Strategy
 from anyformer.nn.model import Transformer
+from anyformer.tasks.base import Writer
 from anyformer.tasks.output_constraints import OutputConstraints
 
 MAX_FAULTS = 10  # prompts that an error names
-
-
-class HasBudget(Protocol):
-    """A task with a usual length of answers."""
-
-    def default_budget(self, read: int, config: ModelConfig) -> int: ...
 
 
 class PositionLimit(int):
@@ -38,7 +32,7 @@ def check_context(lengths: Sequence[int], model: Transformer, context: int | Non
 
 
 def answer_budget(
-    task: HasBudget, model: Transformer, read: int, most: int | None, strategy: Strategy, context: int | None = None
+    task: Writer, model: Transformer, read: int, most: int | None, strategy: Strategy, context: int | None = None
 ) -> int:
     """Return the maximum number of tokens of an answer after `read` tokens, as a limit if that makes it smaller.
 

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -147,20 +147,13 @@ def open_media(task: BuiltTask, config: ModelConfig, augment: Augment | None = N
     return reader.media
 
 
-class ReadsTexts(Protocol):
-    """A task with the tokenizers of its texts."""
-
-    tokenizer: TextTokenizer
-    source_tokenizer: TextTokenizer | None
-
-
-def media_of(task: ReadsTexts) -> "MediaStore | None":
+def media_of(task: BuiltTask | Writer) -> "MediaStore | None":
     """Return the store that a task reads images and sounds with, if its model reads any."""
     return (task.source_tokenizer or task.tokenizer).media
 
 
 def read_media(
-    task: ReadsTexts, ids: Tensor, marks: Tensor | None = None
+    task: BuiltTask | Writer, ids: Tensor, marks: Tensor | None = None
 ) -> tuple[Tensor, MediaBatch | None, Tensor | None]:
     """Return ids [b, t] without references, their segments, and marks of groups (see `MediaStore.read`)."""
     if (store := media_of(task)) is None:
@@ -181,7 +174,7 @@ def readable(rows: Rows, media: "MediaStore | None") -> Rows:
     return rows.without(dict(sorted(bad.items())))
 
 
-def rows_have_media(task: ReadsTexts, rows: Rows) -> bool:
+def rows_have_media(task: BuiltTask | Writer, rows: Rows) -> bool:
     """Return whether every input of rows refers to an image, sound or vector."""
     from anyformer.data.media import references_end
 
@@ -190,7 +183,7 @@ def rows_have_media(task: ReadsTexts, rows: Rows) -> bool:
     return bool(columns) and all(map(references_end, texts))
 
 
-def check_media(task: ReadsTexts, texts: Sequence[str]) -> None:
+def check_media(task: BuiltTask | Writer, texts: Sequence[str]) -> None:
     """Refuse texts without an image or sound where every training row had one: their answers would mean nothing."""
     store = media_of(task)
     if store is None or not store.required:

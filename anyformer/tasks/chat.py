@@ -92,8 +92,6 @@ class Conversing(ChatWriter, TokenTask):
     def _encode(self, cell: str) -> Example | str:
         try:
             ids, answers = self.template.encode_answers(parse_messages(cell))
-        except ConfigError as error:
-            return str(error.faults[0])
         except ValueError as error:
             return str(error)
         return _example(ids, answers) if any(answers) else "has no message of the assistant"

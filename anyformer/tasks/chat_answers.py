@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from anyformer.config import ConfigError, ModelConfig
+from anyformer.config import ModelConfig
 from anyformer.data.batch import Example
 from anyformer.data.chat_template import ChatTemplate
 from anyformer.data.conversations import MESSAGES, parse_messages
@@ -78,8 +78,6 @@ class ChatAnswers(ChatWriter, SequenceToSequence):
     def _answer(self, parse: Any, cell: str, answer: str) -> Example | str:
         try:
             return self.answer_example(parse(cell), answer) or "the answer has no tokens"
-        except ConfigError as error:
-            return str(error.faults[0])
         except ValueError as error:
             return str(error)
 

@@ -8,11 +8,13 @@ import gzip
 import hashlib
 import lzma
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.data.datasets.registry import DataSet, UpstreamFile, lookup
@@ -23,12 +25,6 @@ CHUNK = 2**18  # bytes that are read at once
 PARTIAL = ".partial"  # folder of unfinished files, beside the data sets
 
 State = Literal["bundled", "present", "not present"]
-
-
-class Readable(Protocol):
-    """Bytes that are read in pieces."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 def cache_folder() -> Path:
@@ -107,12 +103,11 @@ def placing(data_set: DataSet, file: UpstreamFile, home: Path) -> Iterator[Path 
             partial.replace(target)
 
 
-def copy(content: Readable, path: Path) -> None:
+def copy(content: BufferedIOBase, path: Path) -> None:
     """Write a new file and sync it to disk; if that fails, remove it."""
     try:
         with path.open("wb") as out:
-            while piece := content.read(CHUNK):
-                out.write(piece)
+            shutil.copyfileobj(content, out, CHUNK)
             out.flush()
             os.fsync(out.fileno())
     except BaseException:
