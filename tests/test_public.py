@@ -325,3 +325,20 @@ for line in lines:
     command, root = [sys.executable, "-c", code, tmp_path / "new"], Path(__file__).parent.parent
     found = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
+
+
+# Files of the package that a name imports, each with those before it; these numbers only fall.
+MAX_IMPORTED = {"Transformer": 79, "load": 134, "train": 212}
+
+
+def test_a_small_import_stays_small() -> None:
+    code = """
+import sys, anyformer
+for name in sys.argv[1:]:
+    getattr(anyformer, name)
+    print(sum(f"{module}.".startswith("anyformer.") for module in sys.modules))
+"""
+    command = [sys.executable, "-c", code, *MAX_IMPORTED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    counts = dict(zip(MAX_IMPORTED, map(int, done.stdout.split()), strict=True))
+    assert all(counts[name] <= most for name, most in MAX_IMPORTED.items()), counts
