@@ -105,12 +105,9 @@ def _chosen(run: "Run", stack: str | None, layer: int | None) -> tuple[list[str]
     """The attentions to look at, and the one whose map is shown."""
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.nn.inspection.attention_maps import format_range
-    from anyformer.nn.inspection.sublayers import attentions
+    from anyformer.nn.inspection.sublayers import attentions_by_kind
 
-    by_kind: dict[str, dict[int, str]] = {}
-    for name in attentions(run.model):
-        side, number, sublayer = name.split(".")
-        by_kind.setdefault("cross" if sublayer == "cross" else side, {})[int(number)] = name
+    by_kind = attentions_by_kind(run.model)
     if not by_kind:
         raise ConfigError([Fault("run", "its model has no attention to look at")])
     kind = stack or next(kind for kind in ("cross", "decoder", "encoder") if kind in by_kind)
@@ -180,6 +177,7 @@ def _show(
     head: int | None,
 ) -> None:
     from anyformer.nn.inspection.head_patterns import head_statistics
+    from anyformer.nn.inspection.sublayers import labels_at, parse_name
     from anyformer.nn.inspection.terminal_maps import map_lines, strongest
 
     def say(line: object = "") -> None:
@@ -187,8 +185,8 @@ def _show(
 
     for side, tokens in reading.tokens.items():
         say(f"{side}  " + "  ".join(f"{i} {token}" for i, token in enumerate(tokens)))
-    rows, columns = _labels(run, reading, own)
-    shown, (_, number, sublayer) = maps[own], own.split(".")
+    rows, columns = labels_at(run.model, reading.tokens, own)
+    shown, (side, number, sublayer) = maps[own], parse_name(own)
     whose = f"the mean of {len(shown)} heads" if head is None else f"head {head}"
     say(f"\n{own}: {whose}; a row for each query, weights in percent")
     for line in map_lines(shown.mean(dim=0), rows[:SHOWN], columns[:SHOWN], console.width):
@@ -196,7 +194,7 @@ def _show(
     say("a row: how much the token at its left (the query) reads of each token above (the keys); its sum is 100")
     if max(len(rows), len(columns)) > SHOWN:
         say(f"(the first {SHOWN} of {len(rows):,} queries and {len(columns):,} keys)")
-    ids = reading.distinct_ids("encoder" if own.startswith("encoder") else "decoder")
+    ids = reading.distinct_ids(side)
     same = None if sublayer == "cross" or len(columns) != ids.shape[1] else ids
     (called,) = head_statistics(shown[None, None], same, cross=sublayer == "cross").names()
     names = (f"{i if head is None else head} {name}" for i, name in enumerate(called))
@@ -205,33 +203,20 @@ def _show(
     links: list[Link] = []
     for name, weights in maps.items():
         numbers = list(range(len(weights))) if head is None else [head]
-        links += strongest(weights[None], [int(name.split(".")[1])], numbers, LINKS)
+        links += strongest(weights[None], [parse_name(name)[1]], numbers, LINKS)
     for weight, layer, which, query, key in sorted(links, key=lambda link: -link.weight)[:LINKS]:
-        name = next(name for name in maps if name.split(".")[1] == str(layer))
-        a, b = _labels(run, reading, name)
+        name = next(name for name in maps if parse_name(name)[1] == layer)
+        a, b = labels_at(run.model, reading.tokens, name)
         say(f"  {weight:.2f}  layer {layer}  head {which}  {query} {a[query]} → {key} {b[key]}")
-
-
-def _labels(run: "Run", reading: "Reading", name: str) -> tuple[list[str], list[str]]:
-    """The tokens of the queries and of the keys of an attention; of pooled ones, the tokens of each window."""
-    from anyformer.nn.inspection.sublayers import stacks_of
-
-    side, layer, sublayer = name.split(".")
-    queries = reading.tokens["decoder" if side == "decoder" else "encoder"]
-    if sublayer == "cross":
-        return queries, reading.tokens["encoder"]
-    stack = next(stack for own, stack in stacks_of(run.model).items() if own == side)
-    size = stack.pooling.factor ** stack.levels[int(layer)] if stack.pooling else 1
-    pooled = ["".join(queries[i : i + size]) for i in range(0, len(queries), size)]
-    return pooled, pooled
 
 
 def _draw(out: Path, run: "Run", reading: "Reading", maps: "Tensor", own: str, head: int | None) -> None:
     from anyformer.config.spec import ConfigError, Fault
     from anyformer.nn.inspection.plot import plot_map
+    from anyformer.nn.inspection.sublayers import labels_at
     from anyformer.runs.run import writing
 
-    rows, columns = _labels(run, reading, own)
+    rows, columns = labels_at(run.model, reading.tokens, own)
     try:
         with writing(out):
             plot_map(maps, rows, columns, out, own if head is None else f"{own}, head {head}")

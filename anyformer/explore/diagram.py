@@ -24,10 +24,9 @@ from anyformer.config import (
 from anyformer.config.cost import Cost
 from anyformer.config.feedforward import FeedForward
 from anyformer.explore.requests import TextRequest
-from anyformer.explore.trace import Trace
+from anyformer.explore.trace import Trace, count_text
 from anyformer.explore.view import TextView
 from anyformer.nn.inspection.cost_rules import adapter_cost, block_costs
-from anyformer.nn.inspection.count import Table, count
 from anyformer.runs.run import Run
 
 CURVE_POINTS = 64
@@ -73,18 +72,6 @@ class BlockView(TextView):
             "source_length": table.source_length,
             "total": {"parameters": table.parameters, "flops": table.flops},
         }
-
-
-def count_text(trace: Trace, length: int | None = None) -> Table:
-    """Return the costs of a forward pass over the text of a trace.
-
-    `length` replaces the number of tokens of the decoder, or of an encoder-only model; a source keeps its own.
-    """
-    tokens, config = trace.reading.tokens, trace.run.config
-    own = len(tokens["decoder" if config.decoder else "encoder"])
-    source = len(tokens["encoder"]) if config.shape == "encoder-decoder" else None
-    size = next(trace.run.model.parameters()).element_size()
-    return count(config, length or own, source_length=source, bytes_per_value=size)
 
 
 class CacheView(TextView):

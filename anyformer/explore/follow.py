@@ -15,18 +15,20 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.layout import make_layout
+from anyformer.attention.scores import soft_cap
 from anyformer.config import ConfigError, Fault
-from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import Output, chosen, outputs, position
+from anyformer.explore.path_place import attention_row
 from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, last_side, trace_reading
 from anyformer.explore.vectors import rounded
 from anyformer.explore.view import SavedText, TextView
-from anyformer.nn.context import Context, Tap
+from anyformer.nn.context import Context
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
 from anyformer.nn.inspection.frozen import freeze_head, freeze_norm
 from anyformer.nn.inspection.logit_terms import LogitTerms, split_logit
 from anyformer.nn.inspection.residual_stream import layer_stream
+from anyformer.nn.inspection.taps import recording
 
 TOP_NEURONS = 24
 
@@ -150,10 +152,8 @@ def _head_terms(
             "terms": rounded(shares),
             "total": float(shares.sum()),
         }
-    dots = row.q * row.keys[key] * row.scale
-    score = float(dots.sum())
-    capped = score if row.cap is None else row.cap * float(torch.tanh(torch.tensor(score / row.cap).double()))
-    visible = bool(row.visible[key])
+    scale, normalizer, cap, *_ = row.scoring
+    dots, visible = row.q * row.keys[key] * scale, bool(row.visible[key])
     return found | {
         "value": float(shares[key]),
         "weight": float(row.weights[key]),
@@ -164,16 +164,16 @@ def _head_terms(
         "total": float(gains[key]) * float(row.weights[key]) * (0.0 if off else 1.0),
         "q": rounded(row.q),
         "k": rounded(row.keys[key]),
-        "scale": row.scale,
+        "scale": scale,
         "scored": rounded(dots),
-        "dot": score,
-        "cap": row.cap,
-        "capped": capped,
+        "dot": float(dots.sum()),
+        "cap": cap,
+        "capped": float(dots.sum() if cap is None else soft_cap(dots.sum(), cap)),
         "bias": None if row.bias is None else float(row.bias[key]),
         "score": float(row.scores[key]) if visible else None,
-        "normalizer": row.normalizer,
+        "normalizer": normalizer,
         "sink": row.sink,
-        "sum": _log_sum(row.scores, row.sink) if row.normalizer == "softmax" and visible else None,
+        "sum": _log_sum(row.scores, row.sink) if normalizer == "softmax" and visible else None,
     }
 
 
@@ -193,14 +193,8 @@ def _neurons(trace: Trace, terms: LogitTerms, part: str, row: int) -> dict[str, 
     inner = step.sublayer.inner
     if not isinstance(inner, PlainFFN | GatedFFN):
         return nothing
-    seen: dict[str, Tensor] = {}
-
-    def record(name: str, x: Tensor) -> Tensor:
-        seen[name] = x
-        return x
-
-    layout = make_layout(1, 1, step.read.device)
-    inner(step.read[None], Context(layout, layout, taps=Tap(record)))
+    layout, (taps, seen) = make_layout(1, 1, step.read.device), recording()
+    inner(step.read[None], Context(layout, layout, taps=taps))
     hidden, weight = seen["hidden"][0, 0].double(), inner.down.dense(0).double()
     bias = torch.zeros_like(weight[:, 0]) if inner.down.bias is None else inner.down.bias.double()
     u, constant = terms.streams[part], 0.0

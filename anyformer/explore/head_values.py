@@ -7,12 +7,20 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
 from anyformer.explore.head_switches import disable_heads
-from anyformer.explore.outputs import chosen, position, separate_labels
-from anyformer.explore.pass_budget import passes_allowed
-from anyformer.explore.requests import StrictInt, TextRequest
-from anyformer.explore.trace import Trace
+from anyformer.explore.outputs import (
+    chosen,
+    has_probabilities,
+    output_names,
+    position,
+    probabilities_of,
+    separate_labels,
+    values_at,
+)
+from anyformer.explore.requests import NextRequest, StrictInt, TextRequest
+from anyformer.explore.trace import Trace, passes_allowed, trace_reading
+from anyformer.explore.vectors import finite
 from anyformer.explore.view import Detail, TextView
-from anyformer.explore.views import finite, statistics_of
+from anyformer.explore.views import statistics_of
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inspection.ablation import head_scores
 
@@ -80,3 +88,35 @@ def measure_of(id: int, at: int, of_value: bool) -> Callable[[Tensor], Tensor]:
         return (values.float() if of_value else values.float().log_softmax(dim=-1))[id]
 
     return measure
+
+
+TOP_OUTPUTS = 8
+
+
+class AblatedView(Detail):
+    """Probabilities before and after for the same tokens, those that changed most first, and the total moved.
+
+    The total is the sum of all increases, which equals that of all decreases (the total variation distance); of labels
+    that are decided separately, the largest change.
+    """
+
+    kind: Literal["ablated"] = "ablated"
+    request = NextRequest
+
+    def answer(self, trace: Trace, request: NextRequest) -> dict[str, Any]:
+        if not has_probabilities(trace.run):
+            raise ConfigError([Fault("run", f"its head {trace.run.config.head.kind} has no probabilities to compare")])
+        at, names = position(trace, request.at), output_names(trace)
+        before = probabilities_of(trace, values_at(trace_reading(trace.run, trace.reading, ()), at).double())
+        after = probabilities_of(trace, values_at(trace, at).double())
+        change = (after - before).abs()
+        moved = change.max() if separate_labels(trace) else change.sum() / 2
+        best = int(before.argmax())
+        order = [best, *(i for i in change.argsort(descending=True)[:TOP_OUTPUTS].tolist() if i != best)]
+        return {
+            "at": at,
+            "rows": [[names(i), float(before[i]), float(after[i])] for i in order],
+            "top": names(int(after.argmax())),
+            "moved": float(moved),
+            "logp": float(after[best].log() - before[best].log()) if float(after[best]) > 0 else None,
+        }

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from anyformer.attention.layout import make_layout
 from anyformer.explore.formulas import (
+    POOLED,
     add_formula,
     feedforward_formula,
+    head_formula,
     is_inverse_root,
     mix_formula,
     norm_formula,
@@ -18,13 +20,17 @@ from anyformer.explore.formulas import (
     scores_formula,
     softmax_formula,
 )
+from anyformer.explore.outputs import outputs, separate_labels
 from anyformer.explore.path_place import PathPlace
+from anyformer.explore.trace import Trace, last_side, predicts_tokens
 from anyformer.explore.vectors import gap, kind_of, pixels, rounded
 from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.block import ParallelBlock
-from anyformer.nn.context import Context, Tap
+from anyformer.nn.context import Context
+from anyformer.nn.heads import EmbeddingHead, PooledHead, SpanHead, TokenHead, VocabularyHead, pool
 from anyformer.nn.inspection.logit_terms import gated_heads, output_matrix
 from anyformer.nn.inspection.residual_stream import StreamStep
+from anyformer.nn.inspection.taps import recording
 from anyformer.nn.norm import normed
 
 TOP_VALUES, TOP_NEURONS = 5, 12
@@ -36,8 +42,9 @@ def _norm_before(place: PathPlace) -> nn.Module:
     return place.mixer.sublayer.norm_in if isinstance(first, nn.Identity) else first
 
 
-def _norm(place: PathPlace) -> dict[str, Any]:
-    step, x, norm = place.mixer, place.mixer.before.double()[0], _norm_before(place)
+def norm_stage(norm: nn.Module, before: Tensor, result: Tensor) -> dict[str, Any]:
+    """Return the numbers of a norm of one vector."""
+    x = before.double()
     return {
         "norm": kind_of(norm),
         "formula": norm_formula(norm),
@@ -45,7 +52,7 @@ def _norm(place: PathPlace) -> dict[str, Any]:
         "mean": float(x.mean()),
         "deviation": float(x.std(correction=0)),
         "size": float(x.square().mean().sqrt()),
-        "result": rounded(step.read[0]),
+        "result": rounded(result),
     }
 
 
@@ -78,19 +85,16 @@ def _keys(place: PathPlace) -> dict[str, Any]:
 
 
 def _scores(place: PathPlace) -> dict[str, Any]:
-    row = place.attention
-    scaled = row.dots * row.scale
-    capped = scaled if row.cap is None else row.cap * torch.tanh(scaled / row.cap)
-    attention = place.trace.attention(place.mixer.name)
+    row, attention = place.attention, place.trace.attention(place.mixer.name)
     return _keys(place) | {
         "formula": scores_formula(attention, row.bias is not None, len(row.q)),
         "dots": rounded(row.dots),
-        "scale": row.scale,
-        "root": len(row.q) if is_inverse_root(row.scale, len(row.q)) else None,
-        "cap": row.cap,
+        "scale": attention.scale,
+        "root": len(row.q) if is_inverse_root(attention.scale, len(row.q)) else None,
+        "cap": attention.cap,
         "bias": None if row.bias is None else rounded(row.bias),
         "scheme": place.trace.position(place.mixer.name),
-        "scores": rounded(capped if row.bias is None else capped + row.bias),
+        "scores": rounded(row.unmasked),
         "visible": row.visible.int().tolist(),
     }
 
@@ -107,13 +111,13 @@ def _mask(place: PathPlace) -> dict[str, Any]:
 
 def _softmax(place: PathPlace) -> dict[str, Any]:
     row = place.attention
-    model = place.trace.weights_of(place.mixer.name, place.head, place.row)
+    model = place.trace.weights(place.mixer.name)[place.head, place.row]
     return _keys(place) | {
         "formula": softmax_formula(place.trace.attention(place.mixer.name), place.head),
         "scores": [None if not seen else x for seen, x in zip(row.visible.tolist(), rounded(row.scores), strict=True)],
         "weights": rounded(row.weights),
         "sink": row.sink,
-        "normalizer": row.normalizer,
+        "normalizer": row.scoring.normalizer,
         "check": gap(row.weights, model),
     }
 
@@ -189,14 +193,9 @@ def _add_after(place: PathPlace, step: StreamStep) -> dict[str, Any]:
 
 
 def _feedforward(place: PathPlace) -> dict[str, Any]:
-    step, seen = place.step(".feedforward"), dict[str, Tensor]()
-
-    def record(name: str, x: Tensor) -> Tensor:
-        seen[name] = x
-        return x
-
+    step, (taps, seen) = place.step(".feedforward"), recording()
     layout = make_layout(1, 1, step.read.device)
-    inner = step.sublayer.inner(step.read[None], Context(layout, layout, taps=Tap(record)))[0, 0]
+    inner = step.sublayer.inner(step.read[None], Context(layout, layout, taps=taps))[0, 0]
     spec = place.spec.feedforward
     found: dict[str, Any] = {"hidden": None, "router": None}
     if "hidden" in seen:
@@ -221,7 +220,7 @@ def _feedforward(place: PathPlace) -> dict[str, Any]:
 
 
 LAYER_STAGES: dict[str, Callable[[PathPlace], dict[str, Any]]] = {
-    "norm": _norm,
+    "norm": lambda place: norm_stage(_norm_before(place), place.mixer.before[0], place.mixer.read[0]),
     "qkv": _qkv,
     "scores": _scores,
     "mask": _mask,
@@ -233,3 +232,99 @@ LAYER_STAGES: dict[str, Callable[[PathPlace], dict[str, Any]]] = {
     "ff": _feedforward,
     "ffadd": lambda place: _add_after(place, place.step(".feedforward")),
 }
+
+
+TOP_LOGITS = 8
+
+
+def _hidden(trace: Trace, at: int) -> Tensor:
+    """Return the hidden state that the head reads, or the pooled one."""
+    final, head = trace.activations[f"{last_side(trace.run)}.final"], trace.run.model.head
+    if isinstance(head, PooledHead):
+        return pool(final, trace.layout(last_side(trace.run)), head.how)[0]
+    return final[0, at]
+
+
+def _pool(trace: Trace, at: int) -> dict[str, Any]:
+    head = trace.run.model.head
+    assert isinstance(head, PooledHead)
+    tokens = trace.reading.tokens[last_side(trace.run)]
+    own = trace.activations[f"{last_side(trace.run)}.final"][0, at]
+    return {
+        "formula": [POOLED[head.how]],
+        "how": head.how,
+        "count": len(tokens),
+        "own": rounded(own),
+        "result": rounded(_hidden(trace, at)),
+    }
+
+
+def _logits(trace: Trace, at: int) -> dict[str, Any]:
+    """Return the largest outputs, and the best of them as hidden · row + bias."""
+    model, head, x = trace.run.model, trace.run.model.head, _hidden(trace, at)
+    best = outputs(trace, at)
+    found: dict[str, Any] = {
+        "formula": head_formula(head, trace.run.config.head),
+        "tops": [[one.id, one.name, one.value] for one in best[:TOP_LOGITS]],
+        "hidden": rounded(x),
+        "row": None,
+        "transform": False,
+        "cap": None,
+        "bias": 0.0,
+    }
+    row, bias, read = None, None, x
+    match head:
+        case VocabularyHead():
+            read, bias, found["cap"] = head._hidden(x), head.bias, head.cap
+            table = head.table if head.table is not None else model.table(model.target or model.source)
+            row = None if head.format is not None or table is None else table[best[0].id]
+            found["transform"] = not isinstance(head.transform, nn.Identity) or head.scale != 1
+        case TokenHead() | SpanHead():
+            read, row, bias = head.transform(x), head.linear.weight[best[0].id], head.linear.bias
+            found["transform"] = not isinstance(head.transform, nn.Identity)
+        case PooledHead() if isinstance(head.last, nn.Sequential):
+            last = next(part for part in head.last if isinstance(part, nn.Linear))
+            read, row, bias = head.transform(x), last.weight[best[0].id], last.bias
+            found["transform"] = not isinstance(head.transform, nn.Identity)
+        case EmbeddingHead():
+            read = head.project(head.layers(head.transform(x)))
+            found["transform"] = not torch.equal(read, x)
+            result = head.last(read)
+            scaled = not isinstance(head.last, nn.Identity)
+            check = gap(result, trace.output[0])
+            return found | {"read": rounded(read), "result": rounded(result), "scaled": scaled, "check": check}
+        case _:
+            return found | {"read": rounded(x), "check": None}
+    if row is None:
+        return found | {"read": rounded(read), "check": None}
+    found["bias"] = 0.0 if bias is None else float(bias[best[0].id])
+    dot = float(read.double() @ row.double())
+    logit = dot + found["bias"]
+    if found["cap"] is not None:
+        logit = found["cap"] * float(torch.tanh(torch.tensor(logit / found["cap"], dtype=torch.float64)))
+    return found | {
+        "read": rounded(read),
+        "row": rounded(row),
+        "dot": dot,
+        "logit": logit,
+        "check": abs(logit - best[0].value),
+    }
+
+
+def _sample(trace: Trace, at: int) -> dict[str, Any]:
+    best = outputs(trace, at)
+    formula = _probability(trace) if best[0].p is not None else []
+    return {"formula": formula, "separate": separate_labels(trace), "outputs": [list(one) for one in best]}
+
+
+def _probability(trace: Trace) -> list[str]:
+    """Return the formula of the probability of an output."""
+    if separate_labels(trace):
+        return ["p_i = σ(logit_i)"]
+    if trace.run.config.head.output == "span":
+        return ["p_t = exp(logit_t) / Σ_t exp(logit_t)"]
+    logit = "logit_i / T" if predicts_tokens(trace.run) else "logit_i"
+    return [f"p_i = exp({logit}) / Σ_i exp({logit})"]
+
+
+HEAD_STAGES: dict[str, Callable[[Trace, int], dict[str, Any]]] = {"pool": _pool, "logits": _logits, "sample": _sample}

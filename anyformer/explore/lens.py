@@ -4,17 +4,14 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import Count
-from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
+from anyformer.explore.outputs import has_probabilities, logits_after, output_names, probabilities_of, separate_labels
 from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, last_side
 from anyformer.explore.view import SavedText, TextView
 from anyformer.nn.inspection.sublayers import stacks_of
-from anyformer.nn.norm import normed
 from anyformer.runs.run import Run
 
 PAGE = 64  # positions of one answer: logits of a long text are large
@@ -49,7 +46,7 @@ class LensView(TextView):
         stop, names = min(request.first + PAGE, len(columns)), output_names(trace)
         rows = []
         for layer in range(-1, depth):
-            best = _probabilities(trace, layer, request.first, stop).max(dim=-1)
+            best = probabilities_of(trace, logits_after(trace, layer, request.first, stop)).max(dim=-1)
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             rows.append([[names(id), p, id] for id, p in pairs])
         return {
@@ -84,7 +81,7 @@ class CellView(TextView):
         for field, at, low, high in (("layer", request.layer, -1, depth), ("at", request.at, 0, len(columns))):
             if not low <= at < high:
                 raise ConfigError([Fault(field, f"= {at}: must be {low} to {high - 1}")])
-        (p,) = _probabilities(trace, request.layer, request.at, request.at + 1)
+        (p,) = probabilities_of(trace, logits_after(trace, request.layer, request.at, request.at + 1))
         best, names = p.topk(min(TOP_OUTPUTS, len(p))), output_names(trace)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return {
@@ -121,20 +118,3 @@ def _columns(trace: Trace) -> list[str]:
 
 def _depth(trace: Trace) -> int:
     return len(stacks_of(trace.run.model)[last_side(trace.run)].runs)
-
-
-@torch.no_grad()
-def _probabilities(trace: Trace, layer: int, first: int, stop: int) -> Tensor:
-    """Return the probabilities [positions, outputs] after a layer; -1 is the embeddings. Equals `logit_lens`."""
-    model, side = trace.run.model, last_side(trace.run)
-    stack, depth = stacks_of(model)[side], _depth(trace)
-    name = f"{side}.final" if layer == depth - 1 else f"{side}.embed" if layer < 0 else f"{side}.{layer}.out"
-    x = trace.activations[name]
-    if trace.run.config.head.per_row:
-        layout = trace.layout(side)
-    else:
-        x, layout = x[:, first:stop], make_layout(1, stop - first, x.device)
-    hidden = x if layer == depth - 1 else normed(stack.final_norm, x, layout)
-    logits = model.apply_head(hidden, layout).float().cpu()
-    logits = logits if logits.dim() == 2 else logits[0]
-    return logits.sigmoid() if separate_labels(trace) else logits.softmax(dim=-1)

@@ -23,9 +23,8 @@ from anyformer.explore.head_values import EffectRequest, EffectsView
 from anyformer.explore.lesson_file import Lesson, Lessons, shipped_lessons
 from anyformer.explore.open_runs import Workspace
 from anyformer.explore.outputs import has_probabilities, output_names, position, separate_labels, values_at
-from anyformer.explore.pass_budget import passes_allowed
 from anyformer.explore.requests import LessonRequest, RunRequest, TextRequest
-from anyformer.explore.trace import Trace
+from anyformer.explore.trace import Trace, passes_allowed
 
 TIE = 0.05  # candidates whose p is this close to the lowest are right, too
 

@@ -1,6 +1,5 @@
 """View `live`: metrics, snapshots and checkpoints of a run, also while it is being trained."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +9,7 @@ from anyformer.config.spec import Count
 from anyformer.explore.requests import RunRequest
 from anyformer.explore.view import SavedText, View
 from anyformer.runs.run import MANIFEST, checkpoints, read_json, snapshots, verify
-
-METRICS = "metrics.jsonl"
+from anyformer.training.log import read_metrics
 
 
 class LiveRequest(RunRequest):
@@ -41,10 +39,7 @@ def is_training(folder: Path) -> bool:
 
 def rows_since(folder: Path, since: int) -> dict[str, Any]:
     """Return the metrics from row `since` on (complete lines only), their number, and whether training continues."""
-    rows = []
-    if (folder / METRICS).exists():
-        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    rows = read_metrics(folder)
     return {"rows": rows[since:], "count": len(rows), "checkpoints": list(by_step(folder)), "live": is_training(folder)}
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import torch
+
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import did_you_mean
 from anyformer.explore import (  # noqa: F401 - the modules of our views
-    ablated,
     diagram,
     follow,
     head_values,
@@ -29,10 +30,9 @@ from anyformer.explore.generation_stream import writer_of
 from anyformer.explore.live_run import by_step, is_training, newest, result_step, step_of
 from anyformer.explore.outputs import has_probabilities
 from anyformer.explore.requests import TextRequest
-from anyformer.explore.step_runs import StepRuns, widened
-from anyformer.explore.trace import Trace, attentions_of, output_kind, predicts_tokens, trace_text
+from anyformer.explore.trace import Trace, output_kind, predicts_tokens, trace_text
 from anyformer.explore.view import View
-from anyformer.nn.inspection.sublayers import attentions
+from anyformer.nn.inspection.sublayers import attentions, attentions_by_kind
 from anyformer.runs.processes import is_locked
 from anyformer.runs.run import MANIFEST, Run, load
 from anyformer.runs.run_inspection import unreadable
@@ -40,6 +40,43 @@ from anyformer.tasks.base import media_of
 
 BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`
 MAX_TRACES, MAX_TRACE_BYTES = 256, 512 * 2**20  # cached traces, and the bytes of all of them
+
+
+MAX_STEP_BYTES = 512 * 2**20  # of the weights of all runs at steps; one is always kept
+MAX_WIDENED_BYTES = 64 * 2**20  # of weights in half precision that are computed with in fp32
+
+Key = tuple[str, int]  # name of a run, and a step
+
+
+class StepRuns:
+    """Cache of runs at steps, least recently used first."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[Key, Run] = OrderedDict()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._runs
+
+    def get(self, key: Key, load: Callable[[], Run]) -> Run:
+        """Return a run at a step; load it, and drop others over the limit, if it is not here."""
+        if key not in self._runs:
+            self._runs[key] = load()
+        self._runs.move_to_end(key)
+        while len(self._runs) > 1 and sum(map(_weight_bytes, self._runs.values())) > MAX_STEP_BYTES:
+            self._runs.popitem(last=False)
+        return self._runs[key]
+
+
+def widened(run: Run) -> Run:
+    """Convert the weights of a small run in half precision to fp32, so that the displayed sums add up."""
+    is_half = next(run.model.parameters()).dtype in (torch.float16, torch.bfloat16)
+    if is_half and _weight_bytes(run) <= MAX_WIDENED_BYTES:
+        run.model.float()
+    return run
+
+
+def _weight_bytes(run: Run) -> int:
+    return sum(weight.nbytes for weight in run.model.parameters())
 
 
 def views() -> dict[str, View]:
@@ -89,7 +126,7 @@ class OpenRun:
         """Return the description of the run for the page."""
         config = self.run.config
         kinds = {}
-        for kind, layers in attentions_of(self.run).items():
+        for kind, layers in attentions_by_kind(self.run.model).items():
             heads = [attentions(self.run.model)[name].heads for name in layers.values()]
             kinds[kind] = {"layers": list(layers), "heads": heads}
         text, second = example(self.run, self.folder)

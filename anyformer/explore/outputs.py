@@ -10,6 +10,8 @@ from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault, LabelHead
 from anyformer.explore.trace import Trace, initial_position, last_side, output_kind, predicts_tokens
 from anyformer.nn.heads import TokenHead
+from anyformer.nn.inspection.sublayers import stacks_of
+from anyformer.nn.norm import normed
 from anyformer.runs.run import Run
 
 TOP_OUTPUTS = 12
@@ -60,7 +62,7 @@ def outputs(trace: Trace, at: int) -> list[Output]:
         case "classifier" if len(values) == 1:
             pass
         case _ if not head.joint:
-            p = torch.sigmoid(values.double()) if separate_labels(trace) else values.double().softmax(dim=0)
+            p = probabilities_of(trace, values.double())
     order = (values.abs() if head.output in ("embedder", "none") else values).argsort(descending=True)
     return [
         Output(i, names(i), float(values[i]), None if p is None else float(p[i])) for i in order[:TOP_OUTPUTS].tolist()
@@ -89,6 +91,29 @@ def has_probabilities(run: Run) -> bool:
 def separate_labels(trace: Trace) -> bool:
     """Return whether each label is decided separately."""
     return trace.run.spec.several_labels and trace.run.config.head.output == "classifier"
+
+
+def probabilities_of(trace: Trace, values: Tensor) -> Tensor:
+    """Return the probabilities of outputs [..., outputs]."""
+    return values.sigmoid() if separate_labels(trace) else values.softmax(dim=-1)
+
+
+@torch.no_grad()
+def logits_after(trace: Trace, layer: int, first: int, stop: int) -> Tensor:
+    """Return the outputs [positions, outputs] that the head has after a layer, -1: after the embeddings.
+
+    Equals `logit_lens`, whose result for all layers and positions of a long text would be too large.
+    """
+    model, side = trace.run.model, last_side(trace.run)
+    stack = stacks_of(model)[side]
+    is_last = layer == len(stack.runs) - 1
+    x = trace.activations[f"{side}.final" if is_last else f"{side}.embed" if layer < 0 else f"{side}.{layer}.out"]
+    if trace.run.config.head.per_row:
+        layout = trace.layout(side)
+    else:
+        x, layout = x[:, first:stop], make_layout(1, stop - first, x.device)
+    logits = model.apply_head(x if is_last else normed(stack.final_norm, x, layout), layout).float().cpu()
+    return logits if logits.dim() == 2 else logits[0]
 
 
 def output_names(trace: Trace) -> Callable[[int], str]:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, Side
 from anyformer.explore.head_switches import disable_heads
-from anyformer.explore.outputs import has_probabilities, output_names, separate_labels
-from anyformer.explore.pass_budget import passes_allowed
+from anyformer.explore.outputs import has_probabilities, output_names, position, probabilities_of
 from anyformer.explore.requests import StrictInt, TextRequest
-from anyformer.explore.trace import Trace, initial_position, last_side, reads_on
+from anyformer.explore.trace import Trace, last_side, passes_allowed, reads_on
 from anyformer.explore.view import TextView
 from anyformer.nn.eval_mode import evaluating
 from anyformer.nn.inspection.patching import run_with_patches
@@ -135,10 +134,7 @@ def _differences(trace: Trace, before: Tensor, after: Tensor) -> list[int]:
 
 
 def _position(trace: Trace, at: int, differ: list[int]) -> int:
-    tokens = trace.reading.tokens[last_side(trace.run)]
-    if not -1 <= at < len(tokens):
-        raise ConfigError([Fault("at", f"= {at}: there are {len(tokens)} tokens, from 0")])
-    first = initial_position(trace)
+    first = position(trace, at)
     if at >= 0:
         return at
     if trace.run.config.head.output == "masked_lm" or not differ or first in differ:
@@ -190,18 +186,14 @@ def _at(output: Tensor, at: int) -> Tensor:
     return (output[:, at] if output.dim() == 3 else output).double().cpu()
 
 
-def _probabilities(trace: Trace, values: Tensor) -> Tensor:
-    return values.sigmoid() if separate_labels(trace) else values.softmax(dim=-1)
-
-
 def _named(trace: Trace, values: Tensor, best: dict[str, int]) -> dict[str, Any]:
     """Return the answer of a text, and the probabilities of both answers."""
-    p, own = _probabilities(trace, values), int(values.argmax())
+    p, own = probabilities_of(trace, values), int(values.argmax())
     return {"name": output_names(trace)(own), "id": own, "pa": float(p[best["a"]]), "pb": float(p[best["b"]])}
 
 
 def _cell(trace: Trace, values: Tensor, best: dict[str, int], low: float, high: float) -> dict[str, Any]:
-    p, top = _probabilities(trace, values), int(values.argmax())
+    p, top = probabilities_of(trace, values), int(values.argmax())
     moved = float(values[best["b"]] - values[best["a"]])
     return {
         "effect": (moved - low) / (high - low),

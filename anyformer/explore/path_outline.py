@@ -25,9 +25,8 @@ from anyformer.explore.view import TextView
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import ParallelBlock, Sublayer
 from anyformer.nn.heads import PooledHead
-from anyformer.nn.inspection.attention_maps import Kind
 from anyformer.nn.inspection.frozen import FROZEN_HEADS
-from anyformer.nn.inspection.sublayers import stacks_of
+from anyformer.nn.inspection.sublayers import Kind, stacks_of
 
 ATTENTION = ("qkv", "scores", "mask", "softmax", "values", "out")  # of one head
 LAYER_STAGES = (*ATTENTION, "norm", "mix", "add", "ff", "ffadd")

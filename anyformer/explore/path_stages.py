@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from anyformer.config import ConfigError, Fault, pattern_of
 from anyformer.config.visibility import EVERYTHING
-from anyformer.explore.formulas import embed_formula, layers_formula, norm_formula, position_formula
-from anyformer.explore.head_stages import HEAD_STAGES
-from anyformer.explore.layer_stages import LAYER_STAGES
+from anyformer.explore.formulas import embed_formula, layers_formula, position_formula
+from anyformer.explore.layer_stages import HEAD_STAGES, LAYER_STAGES, norm_stage
 from anyformer.explore.outputs import position
 from anyformer.explore.path_outline import ATTENTION, LAYER_STAGES as IN_LAYER, PathView
 from anyformer.explore.path_place import PathPlace, source_position
@@ -218,16 +217,8 @@ def _layers(place: PathPlace) -> dict[str, Any]:
 def _final(place: PathPlace) -> dict[str, Any]:
     trace, side = place.trace, place.side
     stack = stacks_of(trace.run.model)[side]
-    x = layer_input(trace.run.model, side, trace.activations, len(stack.runs), trace.layout(side))[0, place.at].double()
-    return {
-        "formula": norm_formula(stack.final_norm),
-        "norm": kind_of(stack.final_norm),
-        "before": rounded(x),
-        "mean": float(x.mean()),
-        "deviation": float(x.std(correction=0)),
-        "size": float(x.square().mean().sqrt()),
-        "result": rounded(trace.activations[f"{side}.final"][0, place.at]),
-    }
+    x = layer_input(trace.run.model, side, trace.activations, len(stack.runs), trace.layout(side))
+    return norm_stage(stack.final_norm, x[0, place.at], trace.activations[f"{side}.final"][0, place.at])
 
 
 STAGES: dict[str, Callable[[PathPlace], dict[str, Any]]] = {

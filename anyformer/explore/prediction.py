@@ -1,14 +1,16 @@
 """The tokens of a text, and the run's prediction for it: a label, a number, tags, a vector or a text."""
 
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from anyformer.config import ConfigError
+from anyformer.data.media import Segment
 from anyformer.explore.head_switches import disable_heads, parse_heads
-from anyformer.explore.outputs import values_at
-from anyformer.explore.pictures import pictures
+from anyformer.explore.outputs import probabilities_of, values_at
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, initial_position, last_side
 from anyformer.explore.view import SavedText, TextView
@@ -140,6 +142,34 @@ def probabilities(trace: Trace) -> list[tuple[str, float]] | None:
     run = trace.run
     if run.spec.serves(run.config.head) != "classify":
         return None
-    logits = trace.output[0].float().cpu()
-    p = torch.sigmoid(logits) if run.spec.several_labels else logits.softmax(dim=-1)
+    p = probabilities_of(trace, trace.output[0].float().cpu())
     return sorted(zip(run.spec.label_names or (), p.tolist(), strict=True), key=lambda pair: -pair[1])
+
+
+def pictures(segments: Sequence[Segment]) -> Iterator[dict[str, Any]]:
+    """Yield each image and sound: kind, start, grid (rows and columns of places), size (height and width), channels,
+    and pixels, base64 of bytes row by row. A sound has one row of places; its low bands are at the bottom."""
+    for one in segments:
+        match one.kind:
+            case "image":
+                pixels = one.value.transpose(1, 2, 0)
+            case "audio":
+                pixels = _grey(one.value.T[::-1])[:, :, None]
+            case "features":
+                continue
+        height, width, channels = pixels.shape
+        yield {
+            "kind": one.kind,
+            "start": one.start,
+            "grid": list(one.grid),
+            "size": [height, width],
+            "channels": channels,
+            "pixels": b64encode(np.ascontiguousarray(pixels).tobytes()).decode(),
+        }
+
+
+def _grey(values: np.ndarray) -> np.ndarray:
+    """Return values as bytes, from the lowest to the highest."""
+    low, high = float(values.min()), float(values.max())
+    scaled: np.ndarray = ((values - low) / (high - low or 1.0) * 255).round().astype(np.uint8)
+    return scaled

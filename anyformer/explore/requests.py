@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from anyformer.config.spec import Count, Size, Spec
-from anyformer.nn.inspection.attention_maps import Kind
+from anyformer.nn.inspection.sublayers import Kind
 
 MAX_FRAMES = 200  # of a GIF
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from anyformer.attention.scores import soft_cap
 from anyformer.config import ConfigError, Fault, Rotation
 from anyformer.config.position import RotaryScheme
 from anyformer.explore.requests import NeuronRequest
@@ -51,7 +52,7 @@ class RotationView(TextView):
         first = _pairs(scheme.prepare(torch.zeros(1, 1, dtype=torch.long), key_width), 0)
         dots = _rotate(plain[0], cos, sin) @ _rotate(plain[1], *first)
         rest, half = float(q @ k - turned[0] @ turned[1]), width // 2
-        ones = torch.ones(width, dtype=torch.float64)
+        scores, ones = (dots + rest) * attention.scale, torch.ones(width, dtype=torch.float64)
         one = _pairs(scheme.prepare(torch.ones(1, 1, dtype=torch.long), key_width), 0)
         angles = torch.atan2(one[1], one[0])
         return {
@@ -68,7 +69,7 @@ class RotationView(TextView):
             "before": float(plain[0] @ plain[1]) + rest,
             "dot": float(q @ k),
             "distances": distances,
-            "scores": rounded(_capped((dots + rest) * attention.scale, attention.cap)),
+            "scores": rounded(scores if attention.cap is None else soft_cap(scores, attention.cap)),
             "envelope": rounded(_rotate(ones, cos, sin) @ _rotate(ones, *first) / width),
         }
 
@@ -111,7 +112,3 @@ def _unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2)
     size = cos.square() + sin.square()
     return torch.cat(((a * cos + b * sin) / size, (b * cos - a * sin) / size))
-
-
-def _capped(scores: Tensor, cap: float | None) -> Tensor:
-    return scores if cap is None else cap * torch.tanh(scores / cap)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from anyformer.explore.requests import TextRequest
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import PassOptions
 from anyformer.nn.eval_mode import evaluating
-from anyformer.nn.inspection.attention_maps import Kind, format_range
+from anyformer.nn.inspection.attention_maps import format_range
+from anyformer.nn.inspection.count import Table, count
 from anyformer.nn.inspection.logit_terms import term_names
-from anyformer.nn.inspection.sublayers import attentions, stacks_of
+from anyformer.nn.inspection.sublayers import Kind, attentions, attentions_by_kind, labels_at, parse_name, stacks_of
 from anyformer.nn.inspection.taps import hidden_with_taps, run_with_taps
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
@@ -33,6 +34,8 @@ from anyformer.runs.run_inspection import Reading, read
 from anyformer.tasks.base import Writer
 
 EAGER = PassOptions("eager")
+MAX_FLOPS = 4e12  # of one request: below a minute on a CPU
+MAX_PASSES = 4096
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Trace:
     @cached_property
     def attentions(self) -> dict[Kind, dict[int, str]]:
         """The names of the attention layers, by kind and layer."""
-        return attentions_of(self.run)
+        return attentions_by_kind(self.run.model)
 
     def name(self, kind: Kind, layer: int, head: int | None = None) -> str:
         """Return the name of the attention of a kind in a layer; raise if there is none, or no such head."""
@@ -88,7 +91,7 @@ class Trace:
 
     def relation(self, name: str) -> Relation:
         """Return the lowered mask and the positions of an attention layer."""
-        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        side, layer, sublayer = parse_name(name)
         stack, relations = stacks_of(self.run.model)[side], self._relations(side, sublayer == "cross")
         plan = (stack.cross_plan_of_layer if sublayer == "cross" else stack.plan_of_layer)[layer]
         assert plan is not None
@@ -121,9 +124,9 @@ class Trace:
 
     def positions(self, name: str) -> Tensor | None:
         """Return the positions [t] of the tokens of a self-attention; None if they have several coordinates."""
-        side, layer, _ = name.split(".")
-        stack, layout = stacks_of(self.run.model)[cast(Side, side)], self.layout(cast(Side, side))
-        level = Funnel(stack.pooling, layout, 1).layouts[stack.levels[int(layer)]]
+        side, layer, _ = parse_name(name)
+        stack, layout = stacks_of(self.run.model)[side], self.layout(side)
+        level = Funnel(stack.pooling, layout, 1).layouts[stack.levels[layer]]
         return None if level.coordinates is not None else level.positions[0].cpu()
 
     def keys(self, name: str) -> Tensor:
@@ -133,7 +136,7 @@ class Trace:
 
     @torch.no_grad()
     def weights(self, name: str) -> Tensor:
-        """Return the attention weights [h, t, s]."""
+        """Return the attention weights [h, t, s], by the reference implementation."""
         a, q, k = self.attention(name), self.activations[f"{name}.q"], self.activations[f"{name}.k"]
         return a.weigh(q, k, self.mask(name), a.scoring)[0].float().cpu()
 
@@ -144,14 +147,6 @@ class Trace:
         scores = self.attention(name).scoring.scores(q, k)[0].float().cpu()
         scores = scores if bias is None else scores + bias
         return scores.masked_fill(~self.visible(name), -torch.inf)
-
-    @torch.no_grad()
-    def weights_of(self, name: str, head: int, query: int) -> Tensor:
-        """Return the attention weights [s] of one query in one head, by the reference implementation."""
-        attention, mask = self.attention(name), self.mask(name)
-        q, k = self.activations[f"{name}.q"], self.activations[f"{name}.k"]
-        weights = attention.weigh(q, k, mask, attention.scoring)
-        return weights[0, head, query].float().cpu()
 
     @property
     def predicts_tokens(self) -> bool:
@@ -178,21 +173,14 @@ class Trace:
 
     def position(self, name: str) -> str:
         """Return the kind of positions in an attention layer, or "cross"."""
-        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
+        side, layer, sublayer = parse_name(name)
         stack = self.run.config.stacks[side]
         mixer = stack.unrolled()[layer].attention
         return "cross" if sublayer == "cross" or mixer is None else position_of(mixer, stack).kind
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """Return the tokens of the queries and keys of an attention layer; pooled tokens are joined."""
-        side, layer, sublayer = cast(Side, name.split(".")[0]), int(name.split(".")[1]), name.split(".")[2]
-        queries = self.reading.tokens[side]
-        if sublayer == "cross":
-            return queries, self.reading.tokens["encoder"]
-        stack = stacks_of(self.run.model)[side]
-        size = stack.pooling.factor ** stack.levels[layer] if stack.pooling else 1
-        pooled = ["".join(queries[i : i + size]) for i in range(0, len(queries), size)]
-        return pooled, pooled
+        return labels_at(self.run.model, self.reading.tokens, name)
 
     def layout(self, side: Side) -> Layout:
         return self.run.model.read_sides(*self.reading.inputs, **self.reading.options)[side][1]
@@ -273,10 +261,17 @@ def last_side(run: Run) -> Side:
     return "decoder" if run.config.decoder else "encoder"
 
 
-def attentions_of(run: Run) -> dict[Kind, dict[int, str]]:
-    names: dict[Kind, dict[int, str]] = {}
-    for name in attentions(run.model):
-        side, layer, sublayer = name.split(".")
-        kind: Kind = "cross" if sublayer == "cross" else cast(Side, side)
-        names.setdefault(kind, {})[int(layer)] = name
-    return names
+def count_text(trace: Trace, length: int | None = None) -> Table:
+    """Return the costs of a forward pass over the text of a trace.
+
+    `length` replaces the number of tokens of the stack that predicts; a source keeps its own.
+    """
+    tokens, config = trace.reading.tokens, trace.run.config
+    source = len(tokens["encoder"]) if config.shape == "encoder-decoder" else None
+    size = next(trace.run.model.parameters()).element_size()
+    return count(config, length or len(tokens[last_side(trace.run)]), source_length=source, bytes_per_value=size)
+
+
+def passes_allowed(trace: Trace) -> int:
+    """Return how many forward passes over a text one request may take within `MAX_FLOPS`, at least one."""
+    return max(1, min(MAX_PASSES, int(MAX_FLOPS / max(count_text(trace).flops, 1))))

@@ -1,5 +1,6 @@
-"""Numbers of the views `stage` and `follow` as plain values."""
+"""Numbers of views as plain values."""
 
+import math
 from base64 import b64encode
 
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 
 from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
 
-MAX_MASK_SIDE = 48
+MAX_MAP_SIDE = 48  # queries and keys of a small map
 
 
 def rounded(x: Tensor) -> list[float]:
@@ -37,7 +38,21 @@ def kind_of(norm: nn.Module) -> str | None:
 
 
 def pixels(visible: Tensor) -> tuple[str, list[int]]:
-    """Return a mask [t, s] as bytes in base64, pooled to at most 48 × 48, and its size."""
-    size = min(visible.shape[0], MAX_MASK_SIDE), min(visible.shape[1], MAX_MASK_SIDE)
-    small = (F.adaptive_avg_pool2d(visible.float()[None], size)[0] * 255).round().to(torch.uint8)
-    return b64encode(small.contiguous().numpy().tobytes()).decode(), list(size)
+    """Return a mask [t, s] as bytes in base64, pooled to a small one, and its size."""
+    size = small_size(visible)
+    return as_base64((F.adaptive_avg_pool2d(visible.float()[None], size)[0] * 255).round().to(torch.uint8)), list(size)
+
+
+def small_size(map: Tensor) -> tuple[int, int]:
+    """Return the size of a map [..., t, s] that is pooled to at most 48 × 48."""
+    return min(map.shape[-2], MAX_MAP_SIDE), min(map.shape[-1], MAX_MAP_SIDE)
+
+
+def finite(x: Tensor) -> float | None:
+    """Return a number, or None for NaN and infinity, which JSON does not have."""
+    return float(x) if math.isfinite(float(x)) else None
+
+
+def as_base64(x: Tensor) -> str:
+    """Return the bytes of a tensor, of float32 or of bytes."""
+    return b64encode(x.contiguous().numpy().astype("<f4" if x.is_floating_point() else "u1").tobytes()).decode()

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from anyformer.config import ConfigError
 from anyformer.config.part import Part
-from anyformer.explore.pass_budget import allows_many_passes
 from anyformer.explore.requests import RunRequest, TextRequest
-from anyformer.explore.trace import Trace
+from anyformer.explore.trace import MAX_PASSES, Trace, passes_allowed
 from anyformer.runs.run import Run
 
 GROUPS = ("start", "attention", "prediction", "build", "runs")  # of tabs, in their order
@@ -70,7 +69,8 @@ class SavedText:
 
     @property
     def is_cheap(self) -> bool:
-        return allows_many_passes(self.workspace.trace(TextRequest(**self.body)))
+        """Whether a pass is so cheap that a document may hold one for every token."""
+        return passes_allowed(self.workspace.trace(TextRequest(**self.body))) == MAX_PASSES
 
     @property
     def layers(self) -> list[dict[str, Any]]:

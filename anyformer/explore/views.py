@@ -4,8 +4,6 @@ Undefined numbers are null. Tokens are plain text, as `tokenizer.token` returns 
 Rows of maps are queries; in "bias" and "scores" a masked cell is -1e30.
 """
 
-import math
-from base64 import b64encode
 from collections.abc import Iterator
 from itertools import product
 from typing import Any, Literal, cast
@@ -14,20 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyformer.attention.layout import make_layout
 from anyformer.config import ConfigError, Fault, Side
 from anyformer.config.spec import Count
 from anyformer.explore.formulas import is_inverse_root
+from anyformer.explore.outputs import logits_after
 from anyformer.explore.requests import KindRequest, LayerRequest, NeuronRequest, NextRequest
-from anyformer.explore.trace import Trace, attentions_of, initial_position, last_side, predicts_tokens
+from anyformer.explore.trace import Trace, initial_position, last_side, predicts_tokens
+from anyformer.explore.vectors import as_base64, finite, small_size
 from anyformer.explore.view import SavedText, TextView
 from anyformer.nn.inspection.head_patterns import HeadStatistics, head_statistics
-from anyformer.nn.inspection.sublayers import stacks_of
-from anyformer.nn.norm import normed
+from anyformer.nn.inspection.sublayers import attentions_by_kind, stacks_of
 from anyformer.runs.run import Run
 
 MAX_LINKS, MIN_WEIGHT = 6, 0.01  # of a query
-MAX_MAP_SIDE = 48  # queries and keys of a small map
 TOP_LOGITS, TOP_LENS = 200, 5  # most probable tokens of the output, and of each layer
 TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 61))
 HIDDEN = -1e30
@@ -39,7 +36,7 @@ class AttentionView(TextView):
     group = "attention"
 
     def fits(self, run: Run) -> bool:
-        return any(attentions_of(run).values())
+        return any(attentions_by_kind(run.model).values())
 
 
 class HeadsView(AttentionView):
@@ -82,14 +79,14 @@ class ModelView(AttentionView):
         sizes, maps, peaks, names = {}, {}, {}, {}
         for layer, name in layers.items():
             weights = trace.weights(name)
-            size = min(weights.shape[1], MAX_MAP_SIDE), min(weights.shape[2], MAX_MAP_SIDE)
+            size = small_size(weights)
             small = F.adaptive_max_pool2d(weights[None], size)[0]  # the maximum keeps thin diagonals visible
             (patterns,) = statistics_of(trace, name, weights).names()
             sizes[str(layer)] = list(size)
             for head, small_map in enumerate(small):
                 peak = float(small_map.max())
                 scaled = small_map / peak if peak > 0 else small_map
-                maps[f"{layer}.{head}"] = _base64((scaled.clamp(0, 1) * 255).round().to(torch.uint8))
+                maps[f"{layer}.{head}"] = as_base64((scaled.clamp(0, 1) * 255).round().to(torch.uint8))
                 peaks[f"{layer}.{head}"] = peak
                 names[f"{layer}.{head}"] = patterns[head]
         return {"layers": list(layers), "sizes": sizes, "maps": maps, "peaks": peaks, "names": names}
@@ -131,7 +128,7 @@ class MatrixView(AttentionView):
             "what": request.what,
             "normalizer": trace.attention(name).normalizer,
             "position": trace.position(name),
-            "values": None if values is None else _base64(values.float()),
+            "values": None if values is None else as_base64(values.float()),
         }
 
     def clicked(self, saved: SavedText) -> Iterator[dict[str, Any]]:
@@ -228,19 +225,11 @@ class NextView(TextView):
 
 
 def logits_by_layer(trace: Trace, at: int) -> Tensor:
-    """Return the logit lens at one position, [1 + layers, v]; for an encoder that pools tokens only the last, [1, v].
-
-    Equals `logit_lens`, whose result for all positions of a long text would be too large.
-    """
-    model, side = trace.run.model, last_side(trace.run)
-    stack = stacks_of(model)[side]
-    names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stack.runs) - 1))]
-    if stack.pooling is not None:
-        names = []  # layers have different numbers of tokens
-    streams = [trace.activations[name][:, at : at + 1] for name in names]
-    layout = make_layout(1, 1, trace.activations[f"{side}.final"].device)
-    read = [*(normed(stack.final_norm, x, layout) for x in streams), trace.activations[f"{side}.final"][:, at : at + 1]]
-    return torch.cat([model.apply_head(x, layout)[:, 0] for x in read]).float().cpu()
+    """Return the logit lens at one position, [1 + layers, v]; of an encoder that pools tokens the last row alone."""
+    stack = stacks_of(trace.run.model)[last_side(trace.run)]
+    last = len(stack.runs) - 1
+    layers = range(-1, last + 1) if stack.pooling is None else [last]  # pooled ones have fewer tokens
+    return torch.cat([logits_after(trace, layer, at, at + 1) for layer in layers])
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
@@ -278,12 +267,3 @@ def _lens(trace: Trace, layer: int, logits: Tensor) -> dict[str, Any]:
 def _token_values(trace: Trace, ids: Tensor, values: Tensor) -> list[list[Any]]:
     token = trace.run.tokenizer.token
     return [[token(id), finite(value)] for id, value in zip(ids.tolist(), values, strict=True)]
-
-
-def finite(x: Tensor) -> float | None:
-    """Return a number, or None for NaN and infinity, which JSON does not have."""
-    return float(x) if math.isfinite(float(x)) else None
-
-
-def _base64(x: Tensor) -> str:
-    return b64encode(x.contiguous().numpy().astype("<f4" if x.is_floating_point() else "u1").tobytes()).decode()

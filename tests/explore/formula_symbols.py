@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.attention.layout import make_layout
-from anyformer.explore.attention_row import attention_row
 from anyformer.explore.outputs import values_at
-from anyformer.explore.path_place import PathPlace
+from anyformer.explore.path_place import PathPlace, attention_row
 from anyformer.explore.trace import last_side
 from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.attention_variants.latent import LatentAttention

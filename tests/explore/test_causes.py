@@ -116,7 +116,7 @@ def test_effects_are_those_of_the_ablation(workspace: Workspace, name: str) -> N
 
 
 def test_effects_and_patches_are_limited(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyformer.explore.pass_budget.MAX_PASSES", 9)
+    monkeypatch.setattr("anyformer.explore.trace.MAX_PASSES", 9)
     with pytest.raises(ConfigError, match="16 forward passes, and 9 of this text are allowed: shorten"):
         workspace.answer("effects", body("pair"))
     request = body("lm", donor=f"x{TEXT[1:]}")

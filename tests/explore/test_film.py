@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from anyformer.config import ConfigError
-from anyformer.explore import film as film_module, step_runs
+from anyformer.explore import film as film_module, open_runs as open_runs_module
 from anyformer.explore.film import gif
 from anyformer.explore.live_run import result_step
 from anyformer.explore.open_runs import open_runs, views as all_views
@@ -95,7 +95,7 @@ def test_few_runs_at_steps_stay_in_memory(folder: Path, monkeypatch: pytest.Monk
     free, small_ = open_runs([folder]), open_runs([folder])
     fields = FIELDS["heads"]
     expected = {step: free.answer("heads", request(step, **fields)) for step in STEPS}
-    monkeypatch.setattr(step_runs, "MAX_STEP_BYTES", 1)
+    monkeypatch.setattr(open_runs_module, "MAX_STEP_BYTES", 1)
     for _ in range(2):
         for step in STEPS:
             assert small_.answer("heads", request(step, **fields)) == expected[step]

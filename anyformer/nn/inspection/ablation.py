@@ -9,7 +9,7 @@ from torch import Tensor
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.inspection.patching import run_with_patches
 from anyformer.nn.inspection.scalar_outputs import Measure
-from anyformer.nn.inspection.sublayers import attention_at, attentions, check_heads, refuse_state, stacks_of
+from anyformer.nn.inspection.sublayers import attention_at, attentions, check_heads, parse_name, refuse_state, stacks_of
 from anyformer.nn.model import Transformer
 
 
@@ -37,15 +37,15 @@ def head_scores(model: Transformer, measure: Measure, *inputs: Tensor | Inputs, 
     known, base = attentions(model), measure(model(*inputs, **options))
     tables: dict[str, Tensor] = {}
     for name, attention in known.items():
-        side, layer, sublayer = name.split(".")
+        side, layer, sublayer = parse_name(name)
         kind = f"{side}.{sublayer}"
         if kind not in tables:
             columns = max(a.heads for other, a in known.items() if other.startswith(side) and other.endswith(sublayer))
-            depth = next(len(stack.runs) for own, stack in stacks_of(model).items() if own == side)
-            tables[kind] = torch.full((depth, columns), torch.nan, dtype=base.dtype, device=base.device)
+            size = len(stacks_of(model)[side].runs), columns
+            tables[kind] = torch.full(size, torch.nan, dtype=base.dtype, device=base.device)
         for head in range(attention.heads):
             without = run_without_heads(model, {name: [head]}, *inputs, **options)
-            tables[kind][int(layer), head] = measure(without) - base
+            tables[kind][layer, head] = measure(without) - base
     return tables
 
 

@@ -1,17 +1,15 @@
 """Attention maps: the weights of all layers and heads, recomputed next to the fast kernels, which do not store them."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anyformer.nn.inputs import Inputs
-from anyformer.nn.inspection.sublayers import attentions, check_heads, stacks_of
+from anyformer.nn.inspection.sublayers import Kind, attentions, attentions_by_kind, check_heads, parse_name, stacks_of
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.model import Transformer
-
-Kind = Literal["encoder", "decoder", "cross"]
 
 
 @torch.no_grad()
@@ -37,8 +35,8 @@ def attention_maps(
     _, seen = run_with_taps(model, [f"{name}.weights" for name in names], *inputs, **options)
     maps: dict[str, list[Tensor]] = {}
     for name in names:
-        side, layer, sublayer = name.split(".")
-        level = getattr(model, side).levels[int(layer)]
+        side, layer, sublayer = parse_name(name)
+        level = stacks_of(model)[side].levels[layer]
         weights = seen[f"{name}.weights"]
         kind = "cross" if sublayer == "cross" else f"{side}.{level}" if level else side
         maps.setdefault(kind, []).append(weights if heads is None else weights[:, list(heads)])
@@ -53,10 +51,7 @@ def select_attentions(
 ) -> list[str]:
     """Return the names of the attention layers in some stacks and layers, in that order; raise if there is none."""
     depths: dict[str, int] = {side: len(stack.runs) for side, stack in stacks_of(model).items()}
-    known: dict[str, dict[int, str]] = {}
-    for name in attentions(model):
-        side, layer, sublayer = name.split(".")
-        known.setdefault("cross" if sublayer == "cross" else side, {})[int(layer)] = name
+    known = attentions_by_kind(model)
     kinds = {kind: depths.get(kind, depths.get("decoder", 0)) for kind in known if stacks is None or kind in stacks}
     if not kinds:
         where = "the model" if stacks is None else " and ".join(stacks)

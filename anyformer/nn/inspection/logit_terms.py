@@ -23,7 +23,7 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.inspection.frozen import FrozenNorm, freeze_head, freeze_norm
 from anyformer.nn.inspection.residual_stream import LayerStream, layer_input, layer_stream, pooled_stream, stream_names
-from anyformer.nn.inspection.sublayers import attentions, refuse_state, stacks_of
+from anyformer.nn.inspection.sublayers import attentions, parse_name, refuse_state, stacks_of
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
@@ -161,8 +161,9 @@ class _Walk:
         joined = heads.transpose(0, 1).flatten(1)  # [n, h·k_v]
         weight, bias = output_matrix(attention.out, joined.shape[1])
         inner = joined @ weight.mT + bias
-        side, layer, part = name.split(".")
-        block = getattr(self.model, side).blocks[getattr(self.model, side).runs[int(layer)]]
+        side, layer, part = parse_name(name)
+        stack = stacks_of(self.model)[side]
+        block = stack.blocks[stack.runs[layer]]
         u, constant = _through(freeze_norm(getattr(block, part).norm_branch, inner), u, 0.0)
         direction = (u @ weight).unflatten(1, (attention.heads, -1)).transpose(0, 1)  # [h, n, k_v]
         self.heads[name] = (direction * heads).sum(dim=(1, 2)).tolist()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from anyformer.attention.position_module import Positions
-from anyformer.config import Position, Side
-from anyformer.nn.inspection.sublayers import attentions, stacks_of
+from anyformer.config import Position
+from anyformer.nn.inspection.sublayers import attentions, parse_name, stacks_of
 from anyformer.nn.model import Transformer
 
 
@@ -31,11 +31,11 @@ def position_curves(model: Transformer, reach: int = 64) -> dict[str, Curve]:
     """
     curves = {}
     for name, attention in attentions(model).items():
-        side, layer, sublayer = name.split(".")
+        side, layer, sublayer = parse_name(name)
         if sublayer == "cross":
             continue  # positions do not act between two texts
-        stack = stacks_of(model)[cast(Side, side)]
-        plan = stack.plans[cast(int, stack.plan_of_layer[int(layer)])]
+        stack = stacks_of(model)[side]
+        plan = stack.plans[cast(int, stack.plan_of_layer[layer])]
         positions, ahead = cast(Positions, stack.schemes[plan.scheme]), plan.pattern.looks_ahead
         device = next(model.parameters()).device
         distances = torch.arange(-reach if ahead else 0, reach + 1, device=device)

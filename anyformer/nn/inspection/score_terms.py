@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from anyformer.attention.lowered import Relation
 from anyformer.attention.position_module import Positions
-from anyformer.config import Position, Side
+from anyformer.config import Position
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.attention_variants.cross import CrossAttention
 from anyformer.nn.attention_variants.disentangled import DisentangledAttention
@@ -25,7 +25,7 @@ from anyformer.nn.attention_variants.global_tokens import GlobalTokenAttention
 from anyformer.nn.attention_variants.latent import LatentAttention
 from anyformer.nn.block import ParallelBlock
 from anyformer.nn.inputs import InputModule, Inputs
-from anyformer.nn.inspection.sublayers import attention_at, refuse_state, stacks_of
+from anyformer.nn.inspection.sublayers import attention_at, parse_name, refuse_state, stacks_of
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.linear import split_heads
 from anyformer.nn.model import Transformer
@@ -44,7 +44,7 @@ def score_terms(model: Transformer, name: str, *inputs: Tensor | Inputs, **optio
     """
     refuse_state(options, "scores are split for complete texts")
     attention = attention_at(model, name)
-    side, layer = cast(Side, name.split(".")[0]), int(name.split(".")[1])
+    side, layer, _ = parse_name(name)
     stack = stacks_of(model)[side]
     _, seen = run_with_taps(model, [f"{name}.q", f"{name}.k", f"{side}.embed"], *inputs, **options)
     terms = {"content": attention.scoring.scores(seen[f"{name}.q"], seen[f"{name}.k"])}

@@ -1,7 +1,7 @@
 """Look up the attention layers of a model by name (`decoder.0.mixer`)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 from anyformer.config import Side
 from anyformer.config.spec import did_you_mean
@@ -9,6 +9,8 @@ from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.block import Sublayer
 from anyformer.nn.model import Transformer
 from anyformer.nn.stack import BlockStack
+
+Kind = Literal["encoder", "decoder", "cross"]
 
 
 def stacks_of(model: Transformer) -> dict[Side, BlockStack]:
@@ -29,6 +31,32 @@ def attentions(model: Transformer) -> dict[str, MultiHeadAttention]:
                 if isinstance(part, Sublayer) and isinstance(part.inner, MultiHeadAttention):
                     layers[f"{side}.{i}.{name}"] = part.inner
     return layers
+
+
+def parse_name(name: str) -> tuple[Side, int, str]:
+    """Return side, layer and sublayer of a name such as `decoder.0.mixer`."""
+    side, layer, sublayer = name.split(".")
+    return cast(Side, side), int(layer), sublayer
+
+
+def attentions_by_kind(model: Transformer) -> dict[Kind, dict[int, str]]:
+    """Return the names of all attention layers, by kind and layer."""
+    names: dict[Kind, dict[int, str]] = {}
+    for name in attentions(model):
+        side, layer, sublayer = parse_name(name)
+        names.setdefault("cross" if sublayer == "cross" else side, {})[layer] = name
+    return names
+
+
+def labels_at(model: Transformer, tokens: Mapping[Side, list[str]], name: str) -> tuple[list[str], list[str]]:
+    """Return the tokens of the queries and keys of an attention layer; pooled tokens are joined."""
+    side, layer, sublayer = parse_name(name)
+    if sublayer == "cross":
+        return tokens[side], tokens["encoder"]
+    stack, queries = stacks_of(model)[side], tokens[side]
+    size = stack.pooling.factor ** stack.levels[layer] if stack.pooling else 1
+    pooled = ["".join(queries[i : i + size]) for i in range(0, len(queries), size)]
+    return pooled, pooled
 
 
 def attention_at(model: Transformer, name: str) -> MultiHeadAttention:

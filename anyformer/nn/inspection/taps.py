@@ -34,13 +34,8 @@ def run_with_taps(
     model: Transformer, names: list[str], *inputs: Tensor | Inputs, **options: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the model's output, and the activations whose names match (`decoder.*.mixer.weights`, `encoder.0.out`)."""
-    seen: dict[str, Tensor] = {}
-
-    def record(name: str, x: Tensor) -> Tensor:
-        seen[name] = x
-        return x
-
-    output = model(*inputs, **options, taps=Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)))
+    taps, seen = recording(names)
+    output = model(*inputs, **options, taps=taps)
     check_matched(names, seen)
     return output, seen
 
@@ -54,16 +49,22 @@ def hidden_with_taps(
     """
     if model.encoder is not None and model.decoder is not None:
         return run_with_taps(model, names, *inputs, **options)[1]
+    taps, seen = recording(names)
+    stack, (ids,) = model.encode if model.decoder is None else model.decode, inputs
+    stack(ids, taps=taps, **options)
+    check_matched(names, seen)
+    return seen
+
+
+def recording(names: Collection[str] = ("*",)) -> tuple[Tap, dict[str, Tensor]]:
+    """Return a tap, and the activations that it records: those whose names match."""
     seen: dict[str, Tensor] = {}
 
     def record(name: str, x: Tensor) -> Tensor:
         seen[name] = x
         return x
 
-    stack, (ids,) = model.encode if model.decoder is None else model.decode, inputs
-    stack(ids, taps=Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)), **options)
-    check_matched(names, seen)
-    return seen
+    return Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)), seen
 
 
 def check_matched(names: Collection[str], seen: Collection[str]) -> None:
