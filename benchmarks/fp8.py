@@ -12,7 +12,7 @@ from torch import Tensor
 from anyformer.config import ModelConfig
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.transforms.fp8 import learn_in_fp8
-from anyformer.training.compiler import compile_options
+from anyformer.training.machine import compile_options
 from anyformer.training.objective import Objective
 from benchmarks.sheet import DEVICE, agree, finish, token_task
 from benchmarks.training import begun

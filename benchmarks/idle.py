@@ -17,9 +17,8 @@ from anyformer.recipe import Recipe
 from anyformer.recipe.ready import read_recipe
 from anyformer.training.job import Job
 from anyformer.training.loop import read_batches
-from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.prepare import prepare
-from anyformer.training.step import TrainingStep, set_learning_rate
+from anyformer.training.step import PendingScalars, TrainingStep, set_learning_rate
 from benchmarks.sheet import clear
 from benchmarks.side_by_side import alone
 

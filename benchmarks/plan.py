@@ -27,10 +27,10 @@ from anyformer.kernels.conventions import IGNORE
 from anyformer.kernels.gpu_table import GPUS, find_gpu
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
-from anyformer.training.compiler import compile_options
 from anyformer.training.forecast.estimate import forecast
 from anyformer.training.forecast.split import Split
 from anyformer.training.forecast.workload import Workload
+from anyformer.training.machine import compile_options
 from anyformer.training.objective import Objective, labelled_positions
 from anyformer.training.step_graphs import StepGraphs
 from benchmarks.sheet import DEVICE, Sheet, clear, finish, token_task

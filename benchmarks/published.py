@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from anyformer import presets
 from anyformer.config import ModelConfig
 from anyformer.kernels.gpu_table import GPUS
-from anyformer.training.forecast.estimate import Forecast, TrainingEngine, forecast
-from anyformer.training.forecast.search import NoSplit, best_split
+from anyformer.training.forecast.estimate import Forecast, NoSplit, TrainingEngine, best_split, forecast
 from anyformer.training.forecast.split import Split
 from anyformer.training.forecast.workload import Workload
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from anyformer.kernels.hardware import usable_cores
 from anyformer.recipe.ready import read_recipe
 from anyformer.training.checkpoint import START
+from anyformer.training.machine import threads
 from anyformer.training.prepare import prepare
 from anyformer.training.step import TrainingStep, set_learning_rate
-from anyformer.training.threads import threads
 from benchmarks.sheet import RESULTS, Sheet
 
 RECIPES = ("sort", "shakespeare")

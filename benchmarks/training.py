@@ -23,7 +23,7 @@ from anyformer.kernels.cross_entropy import token_loss
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.inspection.count import count
 from anyformer.nn.model import Transformer
-from anyformer.training.compiler import compile_options
+from anyformer.training.machine import compile_options
 from anyformer.training.objective import Objective, labelled_positions
 from anyformer.training.step_graphs import StepGraphs
 from benchmarks import peer_files

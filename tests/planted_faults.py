@@ -162,7 +162,7 @@ FAULTS = [
     ),
     Fault(
         "an average of weights turned round",
-        "training/ema.py",
+        "training/step.py",
         "average.lerp_(weight, share)",
         "average.lerp_(weight, 1 - share)",
         "training/test_loop.py training/test_optimisers.py",

@@ -1,4 +1,4 @@
-"""Views `scores` and `effects`: numbers of every head, by which the page colours its switches."""
+"""Views `scores`, `effects` and `ablated`: numbers of every head, and probabilities with some heads off."""
 
 from collections.abc import Callable
 from typing import Any, Literal

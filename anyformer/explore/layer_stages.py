@@ -1,4 +1,4 @@
-"""Stages of the path inside a layer: attention for one head, other mixers, the feed-forward and the residual stream."""
+"""Stages of the path inside a layer (one head, other mixers, the feed-forward, the residual stream) and in the head."""
 
 from collections.abc import Callable
 from typing import Any

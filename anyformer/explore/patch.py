@@ -17,9 +17,8 @@ from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, last_side, passes_allowed, reads_on
 from anyformer.explore.view import TextView
 from anyformer.nn.eval_mode import evaluating
-from anyformer.nn.inspection.patching import run_with_patches
 from anyformer.nn.inspection.sublayers import stacks_of
-from anyformer.nn.inspection.taps import run_with_taps
+from anyformer.nn.inspection.taps import run_with_patches, run_with_taps
 from anyformer.runs.run import Run
 from anyformer.runs.run_inspection import Reading, read
 

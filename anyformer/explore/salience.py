@@ -10,8 +10,8 @@ from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, output_kind
 from anyformer.explore.view import SavedText, TextView
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.ablation import logit
 from anyformer.nn.inspection.attribution import attribute, integrated_gradients
-from anyformer.nn.inspection.scalar_outputs import logit
 from anyformer.runs.run import Run
 
 STEPS = 32  # of integrated gradients

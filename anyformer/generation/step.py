@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.attention.cache.paged import AnyCache
 from anyformer.attention.layout import Layout
-from anyformer.kernels.dependent_launch import repair_inductor
+from anyformer.kernels.private import repair_inductor
 from anyformer.kernels.runtime import supports_dependent_launch
 from anyformer.nn.model import Transformer
 

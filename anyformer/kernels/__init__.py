@@ -5,7 +5,6 @@ chunked_recurrence  Linear recurrences over matrix states, in matmuls over chunk
 conventions       Values with one meaning in every tensor, the category of notes, the cache folder of the user
 cross_entropy       Cross-entropy of hidden states and an output table, without keeping the logits
 cuda_graph          CUDA graph capture and replay
-dependent_launch    Programmatic dependent launch (PDL) in compiled steps
 dot_product         Linear layers of 8- and 4-bit weights on CPUs with dot products, by a kernel in C
 dropout             Masks of dropout that are drawn faster than torch's
 elementwise         Norms and gates of evaluation on a GPU, each by one kernel
@@ -22,10 +21,9 @@ linear_recurrence   Linear recurrences over matrix states, token by token
 matmul              Linear layers on few rows, as in decode steps
 narrow_norm         Norms of compiled training in bf16 that save smaller tensors
 opaque              Functions that torch.compile calls as one op
-paged               New tokens of a paged KV cache, and rotated heads, each by one kernel
+paged               New tokens of a paged KV cache, rotated heads, and reordered rows of beams, each by one kernel
 prepacked           Weights in the memory layout of the CPU kernels, kept while a model decodes
-private             Private functions of torch, looked up lazily, each with a public fallback
-reorder_rows        Reorder the rows of a cache within groups, in place, by one kernel
+private             Private functions of torch, looked up lazily, each with a public fallback; repairs of its compiler
 runtime             Device, data type and mode of a layer, which decide the kernels that can run
 short_rows          Attention within short rows and its gradients, by two Triton kernels
 split_linear        Linear layer whose output is split, and the joined gradients of the parts by one kernel

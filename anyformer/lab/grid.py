@@ -40,7 +40,7 @@ from anyformer.lab.trial import trial, untrained
 from anyformer.recipe import Recipe
 from anyformer.recipe.ready import read_recipe
 from anyformer.runs.processes import locked
-from anyformer.training.utilisation import flops_per_token
+from anyformer.training.machine import flops_per_token
 
 MIN_STEPS = 20  # fewer steps show nothing
 SAMPLE_BATCHES = 20  # batches from which tokens and FLOPs of a step are estimated

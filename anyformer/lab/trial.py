@@ -13,14 +13,14 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import Recipe
 from anyformer.runs.processes import scratch
 from anyformer.tasks.base import BuiltTask
-from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import read_metrics
 from anyformer.training.loop import Diverged, fit
+from anyformer.training.machine import flops_per_token
 from anyformer.training.make_task import make_task
 from anyformer.training.prepare import build, fit_rows, prepare, read_rows
 from anyformer.training.signals import Signals
-from anyformer.training.utilisation import flops_per_token
+from anyformer.training.step import ema_weights
 
 CURVE_POINTS = 60
 

@@ -62,7 +62,7 @@ SOURCE_TOKENIZER = "source_tokenizer.json"
 GENERATION = "generation.json"  # of a run that has defaults of generation
 STATE = "state.safetensors"  # beside the weights of a checkpoint
 PLACES = "places.txt"  # of steps in a schedule by time, see `training/pace.py`
-SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/snapshots.py`
+SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/saving.py`
 MAX_FAULTS = 10  # tensors that an error names
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
 
@@ -409,7 +409,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
         >>> run.config.shape
         'decoder'
     """
-    from anyformer.nn.inspection.capacity import check_model
+    from anyformer.nn.inspection.memory import check_model
 
     folder = _home(Path(folder))
     listed = verify(folder)

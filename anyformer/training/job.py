@@ -22,11 +22,10 @@ from anyformer.tasks.base import BuiltTask
 from anyformer.training.checkpoint import START, TrainState
 from anyformer.training.compile_cache import CompileCache, find_compile_cache
 from anyformer.training.distillation import frozen_loss
+from anyformer.training.machine import choose_threads, flops_per_token, may_choose_threads
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
 from anyformer.training.ranks.context import ContextGroup
-from anyformer.training.threads import choose_threads, may_choose_threads
-from anyformer.training.utilisation import flops_per_token
 from anyformer.training.watchdog import Watchdog
 
 MAX_STEPS_IN_FLIGHT = 4  # on a GPU: hides occasional CPU work, such as writing a line of metrics

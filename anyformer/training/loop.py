@@ -20,18 +20,14 @@ from anyformer.nn.model import Transformer
 from anyformer.recipe import Train, is_lower_better
 from anyformer.tasks.base import Metrics
 from anyformer.training.checkpoint import TrainState, checkpoint_path, gather_weights
-from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import Log, SilentLog
+from anyformer.training.machine import peak_tokens_per_second, threads
 from anyformer.training.pace import TimedPace
 from anyformer.training.ranks.tensor import SplitTransformer
-from anyformer.training.saving import finish_saves, save
+from anyformer.training.saving import drop_snapshots, finish_saves, limit_note, save, snapshot_steps, write_snapshot
 from anyformer.training.signals import Signals
-from anyformer.training.snapshots import drop_snapshots, limit_note, snapshot_steps, write_snapshot
-from anyformer.training.step import StepResult, TrainingStep, set_learning_rate
-from anyformer.training.stored_code import record_code, stored_code
-from anyformer.training.threads import threads
-from anyformer.training.utilisation import peak_tokens_per_second
+from anyformer.training.step import StepResult, TrainingStep, ema_weights, record_code, set_learning_rate, stored_code
 
 
 class Interrupted(Exception):

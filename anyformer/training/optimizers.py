@@ -14,11 +14,10 @@ from torch.optim import Optimizer as TorchOptimizer
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Optimizer, Train
 from anyformer.training.finetune import lr_scale
-from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.muon import MatrixLayout
 from anyformer.training.ranks.collectives import mesh_of
 from anyformer.training.ranks.tensor import SplitTransformer
-from anyformer.training.width_transfer import width_scale
+from anyformer.training.width_transfer import hidden_matrices, width_scale
 
 Groups = list[dict[str, Any]]
 

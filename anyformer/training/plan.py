@@ -24,14 +24,12 @@ from anyformer.tasks.base import BuiltTask
 from anyformer.training.checkpoint import START
 from anyformer.training.first_rows import ExampleSummary, first_rows
 from anyformer.training.job import Job
+from anyformer.training.machine import peak_tokens_per_second, threads
 from anyformer.training.make_task import TEXT_COLUMNS, fit_config, make_task
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, train_advice
 from anyformer.training.prepare import build, fit_rows, read_rows
-from anyformer.training.snapshots import snapshot_steps
-from anyformer.training.step import StepResult, TrainingStep
-from anyformer.training.stored_code import stored_code
-from anyformer.training.threads import threads
-from anyformer.training.utilisation import peak_tokens_per_second
+from anyformer.training.saving import snapshot_steps
+from anyformer.training.step import StepResult, TrainingStep, stored_code
 
 SAMPLED_BATCHES = 50  # for their size and padding
 MIN_TIMED_STEPS = 3

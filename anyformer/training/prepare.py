@@ -13,7 +13,7 @@ from anyformer.config import ConfigError, Fault, ModelConfig, io
 from anyformer.data.loader import CropLoader, Cursor, Loader
 from anyformer.data.readers import Rows, check_bad_rows, common_inputs, read
 from anyformer.kernels.private import start_hashing_triton
-from anyformer.nn.inspection.capacity import check_model, exceeding
+from anyformer.nn.inspection.memory import check_model, exceeding
 from anyformer.nn.model import Transformer
 from anyformer.nn.transforms.fp8 import SIZE_MULTIPLE, learn_in_fp8
 from anyformer.nn.transforms.quantise import round_base
@@ -30,19 +30,24 @@ from anyformer.runs.run import (
 )
 from anyformer.tasks.base import BuiltTask, open_media, readable, rows_have_media
 from anyformer.training.checkpoint import TrainState, read_state
-from anyformer.training.compiler import compile_options
 from anyformer.training.distillation import load_frozen
 from anyformer.training.finetune import copy_weights, describe_new, freeze
-from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.job import Job
-from anyformer.training.machine import advise_if_busy, choose_compile, choose_device, choose_precision, compiler_fault
+from anyformer.training.machine import (
+    advise_if_busy,
+    choose_compile,
+    choose_device,
+    choose_precision,
+    compile_options,
+    compiler_fault,
+    threads,
+)
 from anyformer.training.make_task import fit_config, make_task
 from anyformer.training.optimizers import training_optimizer
 from anyformer.training.parallel import SINGLE, Ranks, divide_model
 from anyformer.training.resume import changed_data, find_checkpoint, fingerprints
-from anyformer.training.snapshots import drop_snapshots
-from anyformer.training.threads import threads
-from anyformer.training.width_transfer import scale_weights
+from anyformer.training.saving import drop_snapshots
+from anyformer.training.width_transfer import hidden_matrices, scale_weights
 
 
 def prepare(

@@ -1,7 +1,8 @@
 """One training step: forward and backward passes, clipping, the optimiser's update and the moving average."""
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,20 +12,45 @@ from torch.distributed.fsdp import FSDPModule
 from anyformer.attention.attend import without_plans
 from anyformer.data.batch import Batch, to_device
 from anyformer.generation.prefill import synchronises
+from anyformer.kernels.private import move_towards
 from anyformer.nn.aux_outputs import collect, discard
 from anyformer.nn.experts import ExpertMixture
 from anyformer.nn.inputs import Inputs
+from anyformer.nn.model import Transformer
 from anyformer.tasks.base import past_of
 from anyformer.tasks.rewards import RewardedAnswers
-from anyformer.training.compiler import compile_options
-from anyformer.training.ema import update_ema
 from anyformer.training.job import Job
+from anyformer.training.machine import compile_options
 from anyformer.training.objective import StepInputs
 from anyformer.training.parallel import clip_gradients, replicate, sync_gradients
-from anyformer.training.pending_scalars import PendingScalars
 from anyformer.training.ranks.tensor import sum_whole_gradients
 from anyformer.training.scheduled_sampling import mix_own_tokens
 from anyformer.training.step_graphs import StepGraphs
+
+
+class PendingScalars(NamedTuple):
+    """Scalars that are being copied to the CPU."""
+
+    values: Tensor
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, x: Tensor) -> "PendingScalars":
+        """Start the copy."""
+        if not x.is_cuda:
+            return cls(x, None)
+        values = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        values.copy_(x, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(values, arrived)
+
+    def read(self) -> list[float]:
+        """Return the values. Wait for their own step only, not for later ones."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        values: list[float] = self.values.tolist()
+        return values
 
 
 class StepResult(NamedTuple):
@@ -190,3 +216,58 @@ def set_learning_rate(job: Job, lr: float) -> None:
             group["lr"].fill_(lr * group["lr_scale"])
         else:
             group["lr"] = lr * group["lr_scale"]
+
+
+@torch.no_grad()
+def update_ema(job: Job, share: float | Tensor) -> None:
+    """Move the average towards the weights by `share`, a float or a scalar on the device."""
+    if not job.state.ema:
+        job.state.ema = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+        return
+    averages = [job.state.ema[name] for name, _ in job.model.named_parameters()]
+    weights = [p.detach() for p in job.model.parameters()]
+    if isinstance(share, float):
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight, share)
+        return
+    move_towards(averages, weights, share)
+
+
+@contextmanager
+def ema_weights(job: Job) -> Iterator[None]:
+    """Run the block with the averaged weights in the model, if there are any."""
+    if not job.state.ema:
+        yield
+        return
+    weights = {name: p.detach().clone() for name, p in job.model.named_parameters()}
+    _load(job.model, job.state.ema)
+    try:
+        yield
+    finally:
+        _load(job.model, weights)
+
+
+@torch.no_grad()
+def _load(model: Transformer, values: dict[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(values[name])
+
+
+@contextmanager
+def stored_code(job: Job) -> Iterator[None]:
+    """Read and write compiled code in the user's cache folder; damaged code is compiled again."""
+    if (cache := job.compile_cache) is None or not job.ranks.on_first(cache.hold):
+        yield
+        return
+    if cache.damaged:
+        text = f"{cache.folder}: the compiled code was damaged or incomplete, and is compiled again"
+        job.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    with cache.in_use():
+        yield
+        record_code(job)
+
+
+def record_code(job: Job) -> None:
+    """Store the digests of the code that is compiled by now."""
+    if job.compile_cache is not None and job.ranks.is_first:
+        job.compile_cache.record()

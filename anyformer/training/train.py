@@ -42,7 +42,6 @@ from anyformer.runs.run import (
 )
 from anyformer.tasks.base import BuiltTask, Metrics, media_of, readable
 from anyformer.training.checkpoint import checkpoint_path, gather_weights, regular_checkpoints
-from anyformer.training.ema import ema_weights
 from anyformer.training.job import Job
 from anyformer.training.log import draw_curve, read_metrics
 from anyformer.training.loop import Diverged, Interrupted, fit
@@ -50,6 +49,7 @@ from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory,
 from anyformer.training.parallel import Ranks, attempt, join
 from anyformer.training.prepare import prepare
 from anyformer.training.signals import Signals
+from anyformer.training.step import ema_weights
 from anyformer.training.watchdog import Watchdog
 
 

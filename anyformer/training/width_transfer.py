@@ -1,4 +1,9 @@
-"""Width transfer: initial weights and learning rates of `train.scale` (see `recipe/width_transfer.py`)."""
+"""Width transfer: initial weights and learning rates of `train.scale` (see `recipe/width_transfer.py`).
+
+The hidden matrices of a model are the linear layers and experts of its blocks, which map one hidden vector to another.
+Width transfer scales them, and the optimiser `muon` updates them. Embeddings, heads, routers, recurrent cells,
+convolutions, adapters and all vectors are not among them.
+"""
 
 import math
 from collections.abc import Collection
@@ -7,11 +12,24 @@ import torch
 from torch import nn
 
 from anyformer.attention.position_module import Positions
-from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter
+from anyformer.nn.experts import SigmoidRouter, SoftmaxRouter, StackedLinear
 from anyformer.nn.heads import VocabularyHead
+from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
 from anyformer.recipe import MuP, Optimizer, WidthScale
-from anyformer.training.hidden_matrices import hidden_matrices
+
+
+def hidden_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the rows of each projection within a hidden matrix, by the name of its weight.
+
+    A fused layer (queries, keys and values; gate and up) has several projections. Of a model that is split among
+    processes these would be the rows of one process: call it before the split.
+    """
+    return {
+        f"{name}.weight": module.parts
+        for name, module in model.named_modules()
+        if ".blocks." in f".{name}" and isinstance(module, Linear | StackedLinear) and module.weight is not None
+    }
 
 
 @torch.no_grad()

@@ -10,13 +10,11 @@ import torch
 from anyformer.config import ConfigError, TokenLabels
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
-from anyformer.nn.inspection.ablation import head_scores, run_without_heads
+from anyformer.nn.inspection.ablation import head_scores, logit, run_without_heads
 from anyformer.nn.inspection.attribution import attribute, integrated_gradients
 from anyformer.nn.inspection.head_patterns import head_statistics
-from anyformer.nn.inspection.patching import run_with_patches
-from anyformer.nn.inspection.scalar_outputs import logit
 from anyformer.nn.inspection.sublayers import attentions
-from anyformer.nn.inspection.taps import run_with_taps
+from anyformer.nn.inspection.taps import run_with_patches, run_with_taps
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Tag
 from anyformer.runs.run_inspection import Reading, read

@@ -8,7 +8,7 @@ import pytest
 from anyformer.config import Attention, ConfigError, Latent, LinearScaling, NoPosition, Position, Rotary, YarnScaling
 from anyformer.explore.open_runs import OpenRun, Workspace, open_runs
 from anyformer.explore.server import ExploreServer
-from anyformer.nn.inspection.position_curves import position_curves
+from anyformer.nn.inspection.score_terms import position_curves
 from anyformer.nn.model import Transformer
 from anyformer.recipe import LanguageModel
 from anyformer.runs.run import Run

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 import anyformer as af
 from anyformer.cli import app
 from anyformer.config import ConfigError, import_file, io
-from anyformer.nn.inspection.memory import training_memory
-from anyformer.nn.inspection.optimizer_cost import trained_weights
+from anyformer.nn.inspection.memory import trained_weights, training_memory
 from anyformer.recipe import Logger, Optimizer, Recipe, Schedule
 from tests.extension.test_extension import anyformer
 from tests.inspection.test_optimizer_cost import MODELS, stored

@@ -12,8 +12,7 @@ from anyformer.nn.inspection.count import count
 from anyformer.nn.inspection.memory import training_memory
 from anyformer.recipe.ready import read_recipe
 from anyformer.recipe.recipe import context_faults, tensor_faults
-from anyformer.training.forecast.estimate import Forecast, Group, TrainingEngine, forecast
-from anyformer.training.forecast.search import NoSplit, best_split
+from anyformer.training.forecast.estimate import Forecast, Group, NoSplit, TrainingEngine, best_split, forecast
 from anyformer.training.forecast.split import Split, can_split_layers, part_weights, step_memory, tensor_part
 from anyformer.training.forecast.work import MicroBatch, step_work
 from anyformer.training.forecast.workload import StepSizes, Workload, model_workload, recipe_workload

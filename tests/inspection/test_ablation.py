@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 
 from anyformer.config import LM, Attention, Block, Convolution, ModelConfig, NoFeedForward, Projected, Stack
-from anyformer.nn.inspection.ablation import head_scores, run_without_heads
-from anyformer.nn.inspection.scalar_outputs import log_probability, logit, loss
+from anyformer.nn.inspection.ablation import head_scores, log_probability, logit, loss, run_without_heads
 from anyformer.nn.inspection.sublayers import attentions
 from anyformer.nn.inspection.taps import run_with_taps
 from tests.inspection.small_models import BLOCK, FEW_EXAMPLES, PAIR, READ, SOURCE, TARGET, decoder, read

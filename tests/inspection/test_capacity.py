@@ -21,9 +21,8 @@ from anyformer.config import (
     Window,
 )
 from anyformer.kernels.hardware import usable_memory
-from anyformer.nn.inspection.capacity import check_model
 from anyformer.nn.inspection.count import count
-from anyformer.nn.inspection.memory import ADAMW, training_memory
+from anyformer.nn.inspection.memory import ADAMW, check_model, training_memory
 from anyformer.presets import PRESETS, gpt2, gpt3
 from anyformer.runs.run import load
 from anyformer.training.train import train
@@ -146,7 +145,7 @@ def test_training_refuses_huge_sizes_and_writes_nothing(change: str, fault: str,
 def test_a_run_is_refused_by_name_where_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ["model.width=16", "data.train.count=100", "train.steps=1", "train.schedule=constant"]
     train("sort", tmp_path / "run", [*short, "data.valid=none", "data.test=none", "train.evaluate_every=none"])
-    monkeypatch.setattr("anyformer.nn.inspection.capacity.usable_memory", lambda: 1000)
+    monkeypatch.setattr("anyformer.nn.inspection.memory.usable_memory", lambda: 1000)
     with pytest.raises(ConfigError, match=r"run/config\.json: [0-9,]+ parameters need at least .* there are 1000 B"):
         load(tmp_path / "run")
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from anyformer import presets
 from anyformer.config import ConfigError, LoRA, ModelConfig, io
 from anyformer.kernels.gpu_table import GPUS
-from anyformer.nn.inspection.memory import training_memory
-from anyformer.nn.inspection.optimizer_cost import hidden_matrices, trained_weights
+from anyformer.nn.inspection.memory import hidden_matrices, trained_weights, training_memory
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SGD, Adafactor, AdamW, Muon, Optimizer
 from anyformer.recipe.ready import read_recipe
@@ -16,8 +15,8 @@ from anyformer.training.finetune import freeze
 from anyformer.training.forecast.estimate import forecast
 from anyformer.training.forecast.split import Split
 from anyformer.training.forecast.workload import StepSizes, Workload, recipe_workload
-from anyformer.training.hidden_matrices import hidden_matrices as built_matrices
 from anyformer.training.optimizers import build_optimizer
+from anyformer.training.width_transfer import hidden_matrices as built_matrices
 from tests.strategies import models
 
 OPTIMISERS: list[Optimizer] = [

@@ -31,12 +31,11 @@ from anyformer.config import (
     T5Bias,
     Tokens,
 )
+from anyformer.nn.inspection.ablation import logit
 from anyformer.nn.inspection.attention_maps import attention_maps
 from anyformer.nn.inspection.attribution import attribute, integrated_gradients
-from anyformer.nn.inspection.patching import run_with_patches
-from anyformer.nn.inspection.position_curves import position_curves
-from anyformer.nn.inspection.scalar_outputs import logit
-from anyformer.nn.inspection.score_terms import score_terms
+from anyformer.nn.inspection.score_terms import position_curves, score_terms
+from anyformer.nn.inspection.taps import run_with_patches
 from anyformer.nn.model import Transformer
 from tests.inspection.small_models import BLOCK, PAIR, READ, SOURCE, TARGET, bare, decoder
 from tests.strategies import build, close

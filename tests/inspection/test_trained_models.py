@@ -13,10 +13,9 @@ from torch.nn import functional as F
 import anyformer as af
 from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, NoFeedForward, Stack, Tokens, Window, Xavier
 from anyformer.data.synthetic import generate
-from anyformer.nn.inspection.ablation import run_without_heads
+from anyformer.nn.inspection.ablation import log_probability, run_without_heads
 from anyformer.nn.inspection.head_patterns import head_statistics
 from anyformer.nn.inspection.logit_lens import logit_lens
-from anyformer.nn.inspection.scalar_outputs import log_probability
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SortDigits, WrittenDates
 from anyformer.runs.run import Run

@@ -6,7 +6,7 @@ import pytest
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.virtualized import V
 
-from anyformer.kernels.dependent_launch import repair_inductor
+from anyformer.kernels.private import repair_inductor
 
 WAIT = TritonKernel.GDC_WAIT
 

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import anyformer
 from anyformer.kernels import private
-from anyformer.kernels.dependent_launch import repair_inductor
+from anyformer.kernels.private import repair_inductor
 
 PACKAGE = Path(anyformer.__file__).parent
 NAMES = {
@@ -42,6 +42,7 @@ NAMES = {
     "_foreach_sub",
     "_foreach_zero_",
     "_functorch",
+    "_handle_pdl_before_access",
     "_inductor",
     "_is_mkldnn_acl_supported",
     "_linear_pointwise",

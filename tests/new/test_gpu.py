@@ -12,7 +12,7 @@ from anyformer.data.loader import Cursor
 from anyformer.recipe import Crops, Lengths, Packed, Padded
 from anyformer.training import plan
 from anyformer.training.job import Job
-from anyformer.training.new_recipe import budget, loop, models
+from anyformer.training.new_recipe import budget, draft as drafts, models
 from anyformer.training.new_recipe.draft import RecipeDraft, RecipeRequest, draft
 
 WORDS = ["고양이", "개가", "cat", "dog", "runs", "猫", "睡", "a"]
@@ -99,14 +99,14 @@ def test_batches_of_a_gpu_are_as_large_as_the_data_allow(task: str) -> None:
     assert sizes[-1] == models.GPU_TOKENS
     for power, size in zip(range(3, 9), sizes, strict=True):
         assert size == min(sizes) or 10**power / size >= models.MIN_BATCHES[False]
-    rates = [(loop._rate(facts(10**power, task)), facts(10**power, task).tokens) for power in range(3, 9)]
+    rates = [(drafts._rate(facts(10**power, task)), facts(10**power, task).tokens) for power in range(3, 9)]
     for (rate, size), (other, more) in pairwise(rates):
         assert other / rate == pytest.approx((more / size) ** 0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "classify", "tag", "mlm", "regress", "embed"])
 def test_batches_of_a_cpu_do_not_depend_on_lengths(task: str) -> None:
-    assert {loop.batches(facts(10**power, task, gpu=False)).value for power in range(3, 9)} == {
+    assert {drafts.batches(facts(10**power, task, gpu=False)).value for power in range(3, 9)} == {
         f'{{ kind = "padded", tokens = {4096 if task == "embed" else 2048} }}'
     }
 

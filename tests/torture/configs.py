@@ -19,9 +19,8 @@ import torch
 
 from anyformer.config import ConfigError, ModelConfig, Spec, Tokens, io
 from anyformer.lab.grid import Axis, Grid, Steps
-from anyformer.nn.inspection.capacity import check_model
 from anyformer.nn.inspection.count import count
-from anyformer.nn.inspection.memory import training_memory
+from anyformer.nn.inspection.memory import check_model, training_memory
 from anyformer.nn.model import Transformer
 from anyformer.presets import PRESETS
 from anyformer.recipe import Recipe

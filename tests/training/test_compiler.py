@@ -14,7 +14,7 @@ from anyformer.kernels.private import choice_options, fused_cast_choices, long_r
 from anyformer.nn.heads import LossTarget
 from anyformer.nn.model import Transformer
 from anyformer.recipe import Bytes, LanguageModel
-from anyformer.training.compiler import compile_options
+from anyformer.training.machine import compile_options
 from anyformer.training.objective import Objective
 
 TWO_PASSES = {"triton.mix_order_reduction": False}

@@ -20,7 +20,7 @@ from anyformer.recipe import TensorBoard
 from anyformer.training import log as module
 from anyformer.training.log import Log, SilentLog, is_improving
 from anyformer.training.loop import fit
-from anyformer.training.utilisation import flops_per_token, peak_tokens_per_second
+from anyformer.training.machine import flops_per_token, peak_tokens_per_second
 from tests.training.small import make, model, pairs, quiet, said
 
 

@@ -11,10 +11,10 @@ from anyformer import presets
 from anyformer.config import io
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SGD, Adafactor, AdamW, Muon, Optimizer, Recipe
-from anyformer.training.hidden_matrices import hidden_matrices
 from anyformer.training.muon import COEFFICIENTS, orthogonalise
 from anyformer.training.optimizers import build_optimizer
 from anyformer.training.step import TrainingStep
+from anyformer.training.width_transfer import hidden_matrices
 from tests.training.jobs import assert_equal, parameters
 from tests.training.small import PADDED, assert_same_run, make, pairs, run, stop_at, text
 

@@ -16,9 +16,9 @@ from anyformer.config import ConfigError
 from anyformer.nn.model import Transformer
 from anyformer.runs.run import load
 from anyformer.training.checkpoint import checkpoint_path, checkpoints, write_state
-from anyformer.training.ema import update_ema
 from anyformer.training.loop import fit
 from anyformer.training.saving import save
+from anyformer.training.step import update_ema
 from anyformer.training.train import finish
 from tests.training.jobs import assert_equal, parameters, set_losses
 from tests.training.small import PACKED, PADDED, Watched, make, model, pairs, run

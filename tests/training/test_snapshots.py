@@ -8,7 +8,7 @@ import torch
 from anyformer.recipe import Train
 from anyformer.runs.run import load, remove, snapshots
 from anyformer.training.loop import fit
-from anyformer.training.snapshots import AUTO_COUNT, limit_note, snapshot_steps
+from anyformer.training.saving import AUTO_COUNT, limit_note, snapshot_steps
 from tests.training.small import assert_same_run, make, pairs, run, said, settings, stop_at
 
 

@@ -10,8 +10,8 @@ import torch
 from anyformer.recipe import Recipe
 from anyformer.training.checkpoint import checkpoint_path
 from anyformer.training.loop import fit
+from anyformer.training.machine import ONE_THREAD_FLOPS, SETTINGS, choose_threads, threads
 from anyformer.training.plan import plan
-from anyformer.training.threads import ONE_THREAD_FLOPS, SETTINGS, choose_threads, threads
 from tests.training.small import Watched, make, pairs, quiet, said
 
 

@@ -16,8 +16,8 @@ from anyformer.attention.cache.states import StateCache
 from anyformer.attention.layout import Layout, check, choose_segments, real, segment_positions
 from anyformer.config.cost import Sizes, StateSizes
 from anyformer.kernels.conventions import PADDING, SEEN, SEER
+from anyformer.kernels.paged import can_reorder_in_groups, reorder_in_groups
 from anyformer.kernels.private import zero_all
-from anyformer.kernels.reorder_rows import can_reorder_in_groups, reorder_in_groups
 
 CacheKind = Literal["auto", "static", "int8", "none"]
 """auto: rings for windows; static: all tokens; int8: auto, with 8-bit values; none: inputs alone, to be read again."""

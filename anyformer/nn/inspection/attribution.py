@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anyformer.nn.context import Tap
 from anyformer.nn.inputs import Inputs
-from anyformer.nn.inspection.scalar_outputs import Measure
+from anyformer.nn.inspection.ablation import Measure
 from anyformer.nn.inspection.sublayers import refuse_state
 from anyformer.nn.model import Transformer
 

@@ -1,4 +1,4 @@
-"""Peak memory of a training step, estimated from the config alone. Imports no torch.
+"""Peak memory of a training step, estimated from the config alone, and models that do not fit. Imports no torch.
 
     weights       in fp32
     optimizer     its state in fp32: of AdamW two values for each weight (`recipe/optimizer.py`)
@@ -22,10 +22,13 @@ in place of softmax), and library workspaces, about 50 MB on a GPU.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from anyformer.config import (
     Block,
+    ConfigError,
+    Fault,
     ModelConfig,
     Network,
     Norm,
@@ -35,11 +38,13 @@ from anyformer.config import (
     pattern_of,
     position_of,
 )
+from anyformer.config.adapter import every_matrix
+from anyformer.config.model import tower_config
 from anyformer.config.visibility import EVERYTHING
+from anyformer.kernels.hardware import usable_memory
 from anyformer.nn.inspection.cost_rules import block_costs, head_cost, pooled, side_costs
 from anyformer.nn.inspection.count import BYTES, count, human
-from anyformer.nn.inspection.optimizer_cost import trained_weights
-from anyformer.recipe.optimizer import AdamW, Optimizer
+from anyformer.recipe.optimizer import AdamW, HiddenMatrix, Optimizer, WeightCounts
 
 Precision = Literal["fp32", "bf16"]
 FP32, MASK = 4, 1  # bytes
@@ -282,3 +287,58 @@ class _HeadMemory(NamedTuple):
         gradients = table * (mode.size if chunks == 1 else chunks * (mode.size + FP32))
         copies = table * mode.size * tied + asked * e * mode.size + table * FP32 * (padded and not mode.compiled)
         return cls(saved, -(-logits // chunks) * mode.size + gradients + copies, after, twice)
+
+
+def trained_weights(config: ModelConfig) -> WeightCounts:
+    """Return the trained weights of a model: with an adapter its own and a new head."""
+    if config.adapter:
+        return WeightCounts(count(config).trained)
+    return WeightCounts(count(config).trained, partial(hidden_matrices, config), tuple(_token_tables(config)))
+
+
+def hidden_matrices(config: ModelConfig) -> Iterator[HiddenMatrix]:
+    """Yield the weights of linear layers and experts in all blocks; those that layers share occur once."""
+    d = config.width
+    for matrix in every_matrix(config.stacks, d).values():
+        yield HiddenMatrix(1, matrix.outputs, matrix.inputs)
+    for stack in config.stacks.values():
+        for group in stack.distinct():
+            for _ in range(group.own):
+                for number, matrix in group.block.feedforward.stacked_matrices(d):
+                    yield HiddenMatrix(number, matrix.outputs, matrix.inputs)
+    if (tower := tower_config(config)) is not None:
+        yield from hidden_matrices(tower)
+
+
+def _token_tables(config: ModelConfig) -> Iterator[HiddenMatrix]:
+    """Yield the tables of token embeddings; tied ones occur once."""
+    read = [(one.rows, e) for one in config.inputs.values() if (e := one.table_width(config.width)) is not None]
+    yield from (HiddenMatrix(1, *table) for table in (read[:1] if config.ties_inputs else read))
+
+
+def check_model(
+    config: ModelConfig,
+    at: str = "",
+    *,
+    training: Optimizer | None = None,
+    bytes_per_value: int = 4,
+    limit: int | None = None,
+) -> None:
+    """Refuse a model whose weights do not fit into memory, with both figures.
+
+    `at` is where the config was read from. `training` adds gradients and the state of this optimiser. `limit` is the
+    memory in bytes, by default this machine's.
+    """
+    table = count(config)
+    values = 0 if training is None else table.trained + training.state(trained_weights(config))
+    needed = bytes_per_value * (table.parameters + values)
+    if faults := list(exceeding(needed, f"{table.parameters:,} parameters", limit)):
+        raise ConfigError(fault.under(at) for fault in faults)
+
+
+def exceeding(needed: int, what: str, limit: int | None = None) -> Iterator[Fault]:
+    """Yield a fault if `needed` bytes exceed the memory; nothing if its size is unknown."""
+    available = usable_memory() if limit is None else limit
+    if available is not None and needed > available:
+        figures = f"at least {human(needed, 1024, BYTES)} of memory, and there are {human(available, 1024, BYTES)}"
+        yield Fault("", f"{what} need {figures}: choose smaller sizes")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyformer.nn.inspection.attribution import Attribution
 from anyformer.nn.inspection.head_patterns import HeadStatistics
-from anyformer.nn.inspection.position_curves import Curve
+from anyformer.nn.inspection.score_terms import Curve
 
 # Fonts with Korean and Chinese characters, in order of preference.
 CJK_FONTS = (

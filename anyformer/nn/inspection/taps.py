@@ -1,4 +1,4 @@
-"""Record activations of the running model by name. The names:
+"""Record, replace or change activations of the running model by name. The names:
 
     embed                          embeddings with positions [b, t, d]
     {i}.{sublayer}.in              input of a sublayer, after its first norm [b, t, d]
@@ -19,7 +19,7 @@ Each name begins with `encoder.` or `decoder.`; `{i}` is the layer from 0, `{sub
 `head` alone is the model's output. In an encoder that pools tokens, t and s are the lengths that a layer reads.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -65,6 +65,36 @@ def recording(names: Collection[str] = ("*",)) -> tuple[Tap, dict[str, Tensor]]:
         return x
 
     return Tap(record, lambda name: any(fnmatchcase(name, n) for n in names)), seen
+
+
+Patch = Tensor | Callable[[Tensor], Tensor]
+
+
+def run_with_patches(
+    model: Transformer, patches: Mapping[str, Patch], *inputs: Tensor | Inputs, **options: Any
+) -> Tensor:
+    """Return the model's output with activations replaced by a tensor, or by the result of a function of them.
+
+    The names are those of `taps.py`; they may contain `*`. The kernels stay the same, so patching a run with its own
+    activations changes no bit. The exception is `weights`: patched weights are applied by the reference
+    implementation, which agrees with the kernel up to rounding.
+    """
+    matched: set[str] = set()
+
+    def change(name: str, x: Tensor) -> Tensor:
+        for pattern, patch in patches.items():
+            if fnmatchcase(name, pattern):
+                new = patch if isinstance(patch, Tensor) else patch(x)
+                if new.shape != x.shape:
+                    raise ValueError(f"the patch of {name} has shape {list(new.shape)}, expected {list(x.shape)}")
+                x = new.to(x)
+                matched.add(name)
+        return x
+
+    taps = Tap(change, lambda name: any(fnmatchcase(name, pattern) for pattern in patches))
+    output = model(*inputs, **options, taps=taps)
+    check_matched(patches, matched)
+    return output
 
 
 def check_matched(names: Collection[str], seen: Collection[str]) -> None:

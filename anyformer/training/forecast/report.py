@@ -8,8 +8,7 @@ from typing import Any
 from anyformer.config import ConfigError, Fault
 from anyformer.kernels.gpu_table import GPU
 from anyformer.nn.inspection.count import BYTES, FLOPS, count, human
-from anyformer.training.forecast.estimate import Forecast
-from anyformer.training.forecast.search import NoSplit, best_split
+from anyformer.training.forecast.estimate import Forecast, NoSplit, best_split
 from anyformer.training.forecast.workload import Workload
 
 COMPUTE, COMMUNICATION, IDEAL = "#0072b2", "#d55e00", "#777777"  # apart for all kinds of colour vision

@@ -52,9 +52,10 @@ from anyformer.training.ranks.split_modules import (
     SplitMixture,
     SplitPositions,
     SplitStackedLinear,
+    SplitTokenInput,
+    SplitVocabularyHead,
     become,
 )
-from anyformer.training.ranks.split_vocabulary import SplitTokenInput, SplitVocabularyHead
 
 SPLIT_ATTENTION: dict[type[nn.Module], type[SplitAttention]] = {
     MultiHeadAttention: SplitAttention,
