@@ -25,7 +25,7 @@ from anyformer.explore.vectors import rounded
 from anyformer.explore.view import SavedText, TextView
 from anyformer.nn.context import Context
 from anyformer.nn.feedforward import GatedFFN, PlainFFN
-from anyformer.nn.inspection.frozen import freeze_head, freeze_norm
+from anyformer.nn.inspection.frozen import freeze, freeze_head, pull
 from anyformer.nn.inspection.logit_terms import LogitTerms, split_logit
 from anyformer.nn.inspection.residual_stream import layer_stream
 from anyformer.nn.inspection.taps import recording
@@ -65,7 +65,7 @@ class FollowView(TextView):
         found: dict[str, Any] = {"at": at, "output": list(output)}
         side = last_side(trace.run)
         direction = freeze_head(trace.run.model, trace.activations[f"{side}.final"][0], output.id, at)
-        pooled, place = direction.size > 1, None
+        pooled, place = len(direction.positions) > 1, None
         if pooled:
             hidden = trace.activations[f"{side}.final"][0, direction.positions].double()
             shares = dict(zip(direction.positions, (direction.u * hidden).sum(dim=1).tolist(), strict=True))
@@ -197,10 +197,8 @@ def _neurons(trace: Trace, terms: LogitTerms, part: str, row: int) -> dict[str, 
     inner(step.read[None], Context(layout, layout, taps=taps))
     hidden, weight = seen["hidden"][0, 0].double(), inner.down.dense(0).double()
     bias = torch.zeros_like(weight[:, 0]) if inner.down.bias is None else inner.down.bias.double()
-    u, constant = terms.streams[part], 0.0
-    norm = freeze_norm(step.sublayer.norm_branch, (weight @ hidden + bias)[None])
-    if norm is not None:
-        constant, u = norm.constant(u), norm.pull(u)
+    out = (weight @ hidden + bias)[None]
+    u, constant = pull(freeze(step.sublayer.norm_branch, out), out, terms.streams[part])
     shares = hidden * (u[0] @ weight)
     constant += float(u[0] @ bias)
     top = shares.abs().topk(min(TOP_NEURONS, len(shares))).indices.tolist()

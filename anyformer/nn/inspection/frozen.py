@@ -1,15 +1,18 @@
-"""Norms and output heads as linear maps: everything that is not linear is frozen at the values of one forward pass.
+"""Norms and output heads as affine maps: everything that is not linear is frozen at the values of one forward pass.
 
 A frozen norm divides by the actual deviation. A frozen activation f multiplies by the actual gain f(z) / z, and so do a
 soft cap and a tanh in place of a norm. For that pass the map has the same output as the module, and its output is a
 sum over the terms of its input.
 """
 
+from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from anyformer.attention.scores import soft_cap
 from anyformer.config import ConfigError, Fault
 from anyformer.nn.heads import (
     DenseTransform,
@@ -28,52 +31,64 @@ from anyformer.nn.norm import OverBatch, RootMeanSquare, ScaledTanh
 FROZEN_HEADS = VocabularyHead | TokenHead | SpanHead | PooledHead | HiddenHead
 
 
-class FrozenNorm(NamedTuple):
-    """z ↦ gain · (z - mean(z)) + shift, without the mean if not `centred`; for vectors [n, d]."""
-
-    gain: Tensor  # [n, d] or [d]
-    shift: Tensor  # [d]
-    centred: bool
-
-    def pull(self, u: Tensor) -> Tensor:
-        """Return the direction [n, d] in the input that corresponds to a direction in the output."""
-        u = u * self.gain
-        return u - u.mean(dim=-1, keepdim=True) if self.centred else u
-
-    def constant(self, u: Tensor) -> float:
-        """Return the part of ⟨u, output⟩ that does not depend on the input."""
-        return float((u * self.shift).sum())
+Affine = Callable[[Tensor], Tensor]
 
 
-def freeze_norm(norm: nn.Module, z: Tensor) -> FrozenNorm | None:
-    """Return a norm with the statistics of its input z [n, d]; None for no norm."""
+def freeze(module: nn.Module, z: Tensor) -> Affine:
+    """Return a norm or the transform of a head as an affine map in float64, frozen at its input z [..., d]."""
     z = z.double()
-    match norm:
+    match module:
         case nn.Identity():
-            return None
+            return lambda x: x
+        case nn.Linear():
+            return lambda x: x @ module.weight.double().mT
         case nn.LayerNorm():
-            gain = norm.weight.double() * torch.rsqrt(z.var(dim=-1, correction=0, keepdim=True) + norm.eps)
-            return FrozenNorm(gain, bias_of(norm, norm.weight), centred=True)
+            gain = module.weight.double() * torch.rsqrt(z.var(dim=-1, correction=0, keepdim=True) + module.eps)
+            shift = _bias(module, module.weight)
+            return lambda x: gain * (x - x.mean(dim=-1, keepdim=True)) + shift
         case RootMeanSquare():
-            scale = torch.rsqrt(z.square().mean(dim=-1, keepdim=True) + norm.eps)
-            gain = (norm.weight.double() + norm.offset) * scale
-            return FrozenNorm(gain, torch.zeros_like(norm.weight).double(), centred=False)
+            scale = torch.rsqrt(z.square().mean(dim=-1, keepdim=True) + module.eps)
+            return lambda x: (module.weight.double() + module.offset) * scale * x
         case OverBatch():
-            gain = norm.weight.double() * torch.rsqrt(norm.variance.double() + norm.eps)
-            return FrozenNorm(gain, norm.bias.double() - norm.mean.double() * gain, centred=False)
+            gain = module.weight.double() * torch.rsqrt(module.variance.double() + module.eps)
+            return lambda x: gain * (x - module.mean.double()) + module.bias.double()
         case ScaledTanh():
-            alpha = norm.alpha.double()
-            gain = norm.weight.double() * torch.where(z == 0, alpha, torch.tanh(alpha * z) / z)
-            return FrozenNorm(gain, norm.bias.double(), centred=False)
+            alpha = module.alpha.double()
+            gain = module.weight.double() * torch.where(z == 0, alpha, torch.tanh(alpha * z) / z)
+            return lambda x: gain * x + module.bias.double()
+        case DenseTransform():
+            return _freeze_dense(module, z)
         case _:
-            raise _unknown(norm)
+            raise _unknown(module)
+
+
+def _freeze_dense(module: DenseTransform, z: Tensor) -> Affine:
+    weight, bias = module.linear.weight.double(), _bias(module.linear, module.linear.weight[:, 0])
+    before = z @ weight.mT + bias
+    after = module.act(before)
+    small = before.abs() < 1e-12  # no gain: f(0) counts as a constant
+    gain, constant = torch.where(small, 0, after / torch.where(small, 1, before)), torch.where(small, after, 0)
+    norm = freeze(module.norm, after)
+    return lambda x: norm(gain * (x @ weight.mT + bias) + constant)
+
+
+def pull(map: Affine, x: Tensor, u: Tensor | float = 1.0) -> tuple[Tensor, float]:
+    """Return the direction in the input of a map, of the shape of x, that a direction u in its output is; the constant.
+
+    ⟨u, map(x)⟩ = ⟨direction, x⟩ + constant
+    """
+    with torch.enable_grad():
+        zero = torch.zeros_like(x, dtype=torch.float64, requires_grad=True)
+        constant = (u * map(zero)).sum()
+        (direction,) = torch.autograd.grad(constant, zero)
+    return direction, float(constant)
 
 
 def _unknown(module: nn.Module) -> ConfigError:
     return ConfigError([Fault("run", f"its outputs are no sums of terms: {type(module).__name__} has no frozen form")])
 
 
-def bias_of(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:
+def _bias(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:
     """Return the bias of a layer in float64, or zeros if it has none."""
     bias: Tensor | None = layer.bias
     return torch.zeros_like(like, dtype=torch.float64) if bias is None else bias.double()
@@ -86,10 +101,6 @@ class Direction(NamedTuple):
     u: Tensor  # [n, d]
     constant: float
 
-    @property
-    def size(self) -> int:
-        return len(self.positions)
-
 
 @torch.no_grad()
 def freeze_head(model: Transformer, hidden: Tensor, index: int, at: int) -> Direction:
@@ -97,71 +108,63 @@ def freeze_head(model: Transformer, hidden: Tensor, index: int, at: int) -> Dire
 
     A head with an output for each token uses position `at` alone. A tag of a CRF is its score without transitions.
     """
-    head, x = model.head, hidden.double()
+    head, x, positions = model.head, hidden.double(), [at]
+    map: Affine  # from the hidden states [n, d] at these positions to the output
     match head:
         case VocabularyHead():
-            e = _transformed(head.transform, x[at])
-            row, bias = _table_row(model, head, index), 0.0 if head.bias is None else float(head.bias[index])
-            logit = float(e @ row) * head.scale + bias
-            gain = 1.0 if head.cap is None or logit == 0 else head.cap * _tanh(logit / head.cap) / logit
-            u, constant = _pull_transform(head.transform, x[at], gain * head.scale * row)
-            return Direction([at], u[None], constant + gain * bias)
+            transform, row = freeze(head.transform, x[at]), _table_row(model, head, index) * head.scale
+            bias = 0.0 if head.bias is None else float(head.bias[index])
+            logit, gain = transform(x[at]) @ row + bias, 1.0
+            if head.cap is not None and logit != 0:
+                gain = float(soft_cap(logit, head.cap) / logit)
+            map = lambda x: gain * (transform(x[0]) @ row + bias)  # noqa: E731
         case TokenHead() | SpanHead():
-            row, bias = head.linear.weight[index].double(), float(head.linear.bias[index])
-            u, constant = _pull_transform(head.transform, x[at], row)
-            return Direction([at], u[None], constant + bias)
+            transform, row = freeze(head.transform, x[at]), head.linear.weight[index].double()
+            map = lambda x: transform(x[0]) @ row + head.linear.bias[index].double()  # noqa: E731
         case PooledHead():
-            return _freeze_pooled(head, x, index)
+            share = _shares(head, x)
+            positions = [i for i in range(len(x)) if bool(share[i].any())]
+            of_pooled = _freeze_pooled(head, (share * x).sum(dim=0), index)
+            map = lambda x: of_pooled((share[positions] * x).sum(dim=0))  # noqa: E731
         case HiddenHead():
-            u = torch.zeros_like(x[:1])
-            u[0, index] = 1
-            return Direction([at], u, 0.0)
+            map = lambda x: x[0, index]  # noqa: E731
         case _:
             raise _unknown(head)
+    return Direction(positions, *pull(map, x[positions]))
 
 
-def _freeze_pooled(head: PooledHead, x: Tensor, index: int) -> Direction:
-    """Return an output of a head that pools the tokens [t, d]; the tokens of one text are all real."""
-    t = len(x)
+def _shares(head: PooledHead, x: Tensor) -> Tensor:
+    """Return the share of each value [t, d] in the pooled vector; the tokens of one text are all real."""
     match head.how:
         case "mean":
-            share = torch.full_like(x, 1 / t)
+            return torch.full_like(x, 1 / len(x))
         case "max":
-            share = torch.zeros_like(x).scatter(0, x.argmax(dim=0, keepdim=True), 1.0)
+            return torch.zeros_like(x).scatter(0, x.argmax(dim=0, keepdim=True), 1.0)
         case "first" | "last":
             share = torch.zeros_like(x)
             share[0 if head.how == "first" else -1] = 1
-    pooled = (share * x).sum(dim=0)
-    maps = [head.transform, *(_further(head) if isinstance(head, EmbeddingHead) else ())]
-    read = [pooled]  # the input of each map, then the output of the last
-    for one in maps:
-        read.append(_transformed(one, read[-1]))
-    y = read[-1]
-    constant = 0.0
-    u = torch.zeros_like(y)
+            return share
+
+
+def _freeze_pooled(head: PooledHead, y: Tensor, index: int) -> Affine:
+    """Return an output of a head that pools tokens, as a map from the pooled vector y."""
+    maps = list[Affine]()
+    for one in (head.transform, *((*head.layers, head.project) if isinstance(head, EmbeddingHead) else ())):
+        maps.append(freeze(one, y))
+        y = maps[-1](y)
     match head.last:
         case nn.Sequential():
             last = next(part for part in head.last if not isinstance(part, nn.Dropout))
             assert isinstance(last, nn.Linear)
-            u, constant = last.weight[index].double(), float(bias_of(last, last.weight[:, 0])[index])
+            weight, bias = last.weight[index].double(), _bias(last, last.weight[:, 0])[index]
+            maps.append(lambda x: x @ weight + bias)
         case UnitLength() | LearnedLength():
             factor = 1.0 if isinstance(head.last, UnitLength) else float((head.last.log_scale / 2).exp())
-            u[index] = factor / float(y.norm().clamp(min=1e-12))
+            length = float(y.norm().clamp(min=1e-12))
+            maps.append(lambda x: x[index] * (factor / length))
         case _:
-            u[index] = 1
-    for one, x_in in zip(reversed(maps), reversed(read[:-1]), strict=True):
-        u, more = _pull_transform(one, x_in, u)
-        constant += more
-    positions = [i for i in range(t) if bool(share[i].any())]
-    return Direction(positions, share[positions] * u, constant)
-
-
-def _further(head: EmbeddingHead) -> list[nn.Module]:
-    return [*head.layers, head.project]
-
-
-def _tanh(x: float) -> float:
-    return float(torch.tanh(torch.tensor(x, dtype=torch.float64)))
+            maps.append(lambda x: x[index])
+    return lambda x: reduce(lambda value, map: map(value), maps, x)
 
 
 def _table_row(model: Transformer, head: VocabularyHead, index: int) -> Tensor:
@@ -170,46 +173,3 @@ def _table_row(model: Transformer, head: VocabularyHead, index: int) -> Tensor:
     table = model.table(model.target or model.source) if head.table is None else head.table
     assert table is not None
     return table[index].double()
-
-
-def _transformed(transform: nn.Module, x: Tensor) -> Tensor:
-    """Return the output of a head's transform for one vector, in float64."""
-    match transform:
-        case nn.Identity():
-            return x
-        case nn.Linear():
-            return transform.weight.double() @ x
-        case DenseTransform():
-            _, a = _dense(transform, x)
-            norm = freeze_norm(transform.norm, a[None])
-            return a if norm is None else (norm.gain * (a - a.mean() * norm.centred) + norm.shift)[0]
-        case _:
-            raise _unknown(transform)
-
-
-def _dense(transform: DenseTransform, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a dense layer before and after its activation."""
-    linear = transform.linear
-    z = linear.weight.double() @ x + bias_of(linear, linear.weight[:, 0])
-    return z, transform.act(z)
-
-
-def _pull_transform(transform: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, float]:
-    """Return the direction in the input of a transform for one in its output, and the constant."""
-    match transform:
-        case nn.Identity():
-            return u, 0.0
-        case nn.Linear():
-            return u @ transform.weight.double(), 0.0
-        case DenseTransform():
-            z, a = _dense(transform, x)
-            norm, constant = freeze_norm(transform.norm, a[None]), 0.0
-            if norm is not None:
-                constant, u = norm.constant(u), norm.pull(u)[0]
-            small = z.abs() < 1e-12  # no gain: f(0) counts as a constant
-            constant += float((u * a)[small].sum())
-            u = u * torch.where(small, 0, a / torch.where(small, 1, z))
-            constant += float(u @ bias_of(transform.linear, u))
-            return u @ transform.linear.weight.double(), constant
-        case _:
-            raise _unknown(transform)

@@ -21,7 +21,7 @@ from anyformer.attention.layout import Layout
 from anyformer.config import Side
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.inputs import Inputs
-from anyformer.nn.inspection.frozen import FrozenNorm, freeze_head, freeze_norm
+from anyformer.nn.inspection.frozen import freeze, freeze_head, pull
 from anyformer.nn.inspection.residual_stream import LayerStream, layer_input, layer_stream, pooled_stream, stream_names
 from anyformer.nn.inspection.sublayers import attentions, parse_name, refuse_state, stacks_of
 from anyformer.nn.inspection.taps import run_with_taps
@@ -93,7 +93,7 @@ def split_logit(
     found = _Walk(model, seen, layout, off or {}, positions)
     depth = len(stack.runs)
     x = layer_input(model, side, seen, depth, layout)[0, positions]
-    u, constant = _through(freeze_norm(stack.final_norm, x), u, constant)
+    u, constant = _through(stack.final_norm, x, u, constant)
     if stack.pooling is not None:
         _, first = pooled_stream(stack, side, seen, depth, layout)
         assert first is not None
@@ -138,13 +138,13 @@ class _Walk:
 
     def _steps(self, layer: LayerStream, u: Tensor, constant: float) -> tuple[Tensor, float]:
         for step in reversed(layer.steps):
-            u, constant = _through(freeze_norm(step.sublayer.norm_sum, step.total), u, constant)
+            u, constant = _through(step.sublayer.norm_sum, step.total, u, constant)
             self._add(step.name, step.added, u)
             u = u if layer.residual else torch.zeros_like(u)
         return u, constant
 
     def _parallel(self, layer: LayerStream, u: Tensor, constant: float) -> tuple[Tensor, float]:
-        u, constant = _through(freeze_norm(layer.norm, layer.total), u, constant)
+        u, constant = _through(layer.norm, layer.total, u, constant)
         for step in reversed(layer.steps):
             self._add(step.name, step.added, u)
         return u if layer.residual else torch.zeros_like(u), constant
@@ -164,7 +164,7 @@ class _Walk:
         side, layer, part = parse_name(name)
         stack = stacks_of(self.model)[side]
         block = stack.blocks[stack.runs[layer]]
-        u, constant = _through(freeze_norm(getattr(block, part).norm_branch, inner), u, 0.0)
+        u, constant = _through(getattr(block, part).norm_branch, inner, u, 0.0)
         direction = (u @ weight).unflatten(1, (attention.heads, -1)).transpose(0, 1)  # [h, n, k_v]
         self.heads[name] = (direction * heads).sum(dim=(1, 2)).tolist()
         self.biases[name] = constant + float((u * bias).sum())
@@ -191,8 +191,10 @@ def output_matrix(out: nn.Module, width: int) -> tuple[Tensor, Tensor]:
     return weight, torch.zeros_like(weight[:, 0]) if out.bias is None else out.bias.double()
 
 
-def _through(norm: FrozenNorm | None, u: Tensor, constant: float) -> tuple[Tensor, float]:
-    return (u, constant) if norm is None else (norm.pull(u), constant + norm.constant(u))
+def _through(norm: nn.Module, x: Tensor, u: Tensor, constant: float) -> tuple[Tensor, float]:
+    """Return the direction before a norm of x for one after it, and the constant with that of the norm."""
+    direction, more = pull(freeze(norm, x), x, u)
+    return direction, constant + more
 
 
 def _dot(u: Tensor, x: Tensor) -> float:
