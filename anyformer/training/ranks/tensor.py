@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributed import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from anyformer.attention.position_module import Positions
 from anyformer.config.adapter import within
@@ -87,127 +86,95 @@ def row_order(parts: tuple[int, ...], size: int) -> Tensor | None:
     return torch.cat([piece[i] for i in range(size) for piece in pieces])
 
 
-class Columns(ParallelStyle):
+def split_columns(module: nn.Module, mesh: DeviceMesh, enters: bool = True) -> None:
     """Split the outputs of a linear layer, each of its parts alike."""
-
-    def __init__(self, enters: bool = True):
-        self.enters = enters
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, Linear)
-        order = row_order(module.parts, mesh.size())
-        shard(module, "weight", mesh, 0, order)
-        shard(module, "bias", mesh, 0, order)
-        if module.lora is not None:
-            shard(module.lora, "b", mesh, 0, order)
-            become(module.lora, ColumnLowRank)
-        module.parts = tuple(part // mesh.size() for part in module.parts)
-        become(module, ColumnLinear, mesh=mesh, enters=self.enters, order=order)
-        return module
+    assert isinstance(module, Linear)
+    order = row_order(module.parts, mesh.size())
+    shard(module, "weight", mesh, 0, order)
+    shard(module, "bias", mesh, 0, order)
+    if module.lora is not None:
+        shard(module.lora, "b", mesh, 0, order)
+        become(module.lora, ColumnLowRank)
+    module.parts = tuple(part // mesh.size() for part in module.parts)
+    become(module, ColumnLinear, mesh=mesh, enters=enters, order=order)
 
 
-class SplitRows(ParallelStyle):
+def split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
     """Split the inputs of a linear layer."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, Linear)
-        shard(module, "weight", mesh, 1)
-        if module.lora is not None:
-            shard(module.lora, "a", mesh, 1)
-            become(module.lora, RowLowRank, mesh=mesh)
-        become(module, RowLinear, mesh=mesh)
-        return module
+    assert isinstance(module, Linear)
+    shard(module, "weight", mesh, 1)
+    if module.lora is not None:
+        shard(module.lora, "a", mesh, 1)
+        become(module.lora, RowLowRank, mesh=mesh)
+    become(module, RowLinear, mesh=mesh)
 
 
-class SplitHeads(ParallelStyle):
+def split_heads(module: MultiHeadAttention, mesh: DeviceMesh) -> None:
     """Split the heads of attention, with its linear layers."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, MultiHeadAttention)
-        plan: dict[str, ParallelStyle] = {"qkv": Columns()}
-        if isinstance(module, CrossAttention):
-            plan = {"q": Columns(), "kv": Columns()}
-        elif isinstance(module, LatentAttention):
-            plan = {"latent": Compressed()}
-        if module.gate is not None:
-            plan["gate"] = Columns()
-        if isinstance(module, DisentangledAttention):
-            plan |= {} if module.own is None else {"own": Columns()}
-        elif isinstance(module, GlobalTokenAttention):
-            plan["global_qkv"] = Columns()
-        if isinstance(module.out, Linear):
-            plan["out"] = SplitRows()
-        else:
-            module.add_module("out", GatherHeads(mesh))
-        parallelize_module(module, mesh, plan)
-        shard(module, "sinks", mesh, 0)
-        module.heads, module.groups = module.heads // mesh.size(), module.groups // mesh.size()
-        become(module, SPLIT_ATTENTION[type(module)], mesh=mesh)
-        return module
+    layers = ["qkv"]
+    if isinstance(module, CrossAttention):
+        layers = ["q", "kv"]
+    elif isinstance(module, LatentAttention):
+        layers = []
+        _split_latent(module.latent, mesh)
+    layers += ["gate"] if module.gate is not None else []
+    if isinstance(module, DisentangledAttention):
+        layers += [] if module.own is None else ["own"]
+    elif isinstance(module, GlobalTokenAttention):
+        layers.append("global_qkv")
+    for name in layers:
+        split_columns(module.get_submodule(name), mesh)
+    if isinstance(module.out, Linear):
+        split_rows(module.out, mesh)
+    else:
+        module.add_module("out", GatherHeads(mesh))
+    shard(module, "sinks", mesh, 0)
+    module.heads, module.groups = module.heads // mesh.size(), module.groups // mesh.size()
+    become(module, SPLIT_ATTENTION[type(module)], mesh=mesh)
 
 
-class Compressed(ParallelStyle):
+def _split_latent(module: LatentProjection, mesh: DeviceMesh) -> None:
     """Split what latent attention computes for each head; the compressed vector is the same for all."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, LatentProjection)
-        compressed = isinstance(module.query_up, Linear)
-        plan: dict[str, ParallelStyle] = {"up": Columns(enters=False)}
-        if compressed:
-            plan["query_up"] = Columns(enters=False)
-        parallelize_module(module, mesh, plan)
-        become(module.down, LatentDown, mesh=mesh, queries=None if compressed else module.down.parts[0])
-        module.heads = module.heads // mesh.size()
-        return module
+    compressed = isinstance(module.query_up, Linear)
+    split_columns(module.up, mesh, enters=False)
+    if compressed:
+        split_columns(module.query_up, mesh, enters=False)
+    become(module.down, LatentDown, mesh=mesh, queries=None if compressed else module.down.parts[0])
+    module.heads = module.heads // mesh.size()
 
 
-class Hidden(ParallelStyle):
+def split_hidden(module: nn.Module, mesh: DeviceMesh) -> None:
     """Split the hidden layer of a feed-forward."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, PlainFFN | GatedFFN)
-        first = "up" if isinstance(module, PlainFFN) else "gate_up"
-        parallelize_module(module, mesh, {first: Columns(), "down": SplitRows()})
-        become(module.dropout, SplitDropout, mesh=mesh)
-        return module
+    assert isinstance(module, PlainFFN | GatedFFN)
+    split_columns(module.up if isinstance(module, PlainFFN) else module.gate_up, mesh)
+    split_rows(module.down, mesh)
+    become(module.dropout, SplitDropout, mesh=mesh)
 
 
-class ByExpert(ParallelStyle):
+def split_experts(module: ExpertMixture, mesh: DeviceMesh) -> None:
     """Split a mixture by expert, and the hidden layer of its shared network."""
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, ExpertMixture)
-        for layer in (module.up, module.down):
-            shard(layer, "weight", mesh, 0)
-            shard(layer, "bias", mesh, 0)
-            layer.count //= mesh.size()
-            become(layer, SplitStackedLinear)
-        become(module.dropout, SplitDropout, mesh=mesh)
-        become(module, SplitMixture, mesh=mesh)
-        if module.shared is not None:
-            parallelize_module(module, mesh, {"shared": Hidden()})
-        return module
+    for layer in (module.up, module.down):
+        shard(layer, "weight", mesh, 0)
+        shard(layer, "bias", mesh, 0)
+        layer.count //= mesh.size()
+        become(layer, SplitStackedLinear)
+    become(module.dropout, SplitDropout, mesh=mesh)
+    become(module, SplitMixture, mesh=mesh)
+    if module.shared is not None:
+        split_hidden(module.shared, mesh)
 
 
-class ByToken(ParallelStyle):
+def split_vocabulary(module: TokenInput | VocabularyHead, mesh: DeviceMesh, vocab: int) -> None:
     """Split the vocabulary of an embedding or of a head over the vocabulary."""
-
-    def __init__(self, vocab: int):
-        self.vocab = vocab
-
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        match module:
-            case TokenInput():
-                if module.table is not None:
-                    shard(module.table, "weight", mesh, 0)
-                become(module, SplitTokenInput, mesh=mesh)
-            case VocabularyHead():
-                shard(module, "table", mesh, 0)
-                shard(module, "bias", mesh, 0)
-                become(module, SplitVocabularyHead, mesh=mesh, vocab=self.vocab)
-            case _:
-                raise AssertionError(f"{type(module).__name__} has no vocabulary")
-        return module
+    match module:
+        case TokenInput():
+            if module.table is not None:
+                shard(module.table, "weight", mesh, 0)
+            become(module, SplitTokenInput, mesh=mesh)
+        case VocabularyHead():
+            shard(module, "table", mesh, 0)
+            shard(module, "bias", mesh, 0)
+            become(module, SplitVocabularyHead, mesh=mesh, vocab=vocab)
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -227,16 +194,16 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
     Modules without a rule, such as recurrent mixers, those of parts from outside and an image tower, stay whole in
     every process, which a note says. So does all attention of a stack with one such layer: it shares their biases.
     """
-    plan, partial = dict[str, ParallelStyle](), list[str]()
+    partial = list[str]()
     modules = [(name, module) for name, module in model.named_modules() if not name.startswith("image_tower.")]
     for name, module in modules:
         match module:
             case PlainFFN() | GatedFFN() if type(module) in (PlainFFN, GatedFFN) and not name.endswith(".shared"):
-                plan[name] = Hidden()
+                split_hidden(module, mesh)
             case ExpertMixture() if type(module) is ExpertMixture:
-                plan[name] = ByExpert()
+                split_experts(module, mesh)
             case TokenInput() | VocabularyHead():
-                plan[name] = ByToken(model.config.vocab)
+                split_vocabulary(module, mesh, model.config.vocab)
     for name, stack in modules:
         if not isinstance(stack, BlockStack):
             continue
@@ -244,7 +211,7 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
         if any(type(attention) not in SPLIT_ATTENTION for attention in own.values()):
             continue
         for at, attention in own.items():
-            plan[at] = SplitHeads()
+            split_heads(attention, mesh)
             latent = isinstance(attention, LatentAttention)
             norms = ("latent.norm", "latent.query_norm") if latent else ("q_norm", "k_norm")
             partial += [f"{at}.{part}" for part in (*norms, "value_mix")]
@@ -252,7 +219,6 @@ def split_model(model: Transformer, mesh: DeviceMesh) -> None:
             become(positions, SplitPositions, mesh=mesh)
             if not cast(Positions, positions).scheme.reads_content():  # else a split layer reads its tables
                 partial.append(f"{name}.schemes.{i}")
-    parallelize_module(model, mesh, plan)
     _say_what_is_whole(model)
     columns = {name: module for name, module in model.named_modules() if isinstance(module, ColumnLinear)}
     partial += [f"{name}.lora.a" for name in columns]
@@ -314,6 +280,3 @@ def sum_whole_gradients(model: nn.Module) -> None:
     all_reduce(together, group=model.tensor_mesh.get_group())
     for gradient, total in zip(gradients, together.split([share.numel() for share in shares]), strict=True):
         gradient.copy_(total.view_as(gradient))
-
-
-# -- what cannot be split ---------------------------------------------------------------------------------------------
