@@ -87,7 +87,7 @@ class Verbs(TyperGroup):
         except KeyboardInterrupt:  # commands that save something raise an error or exit by themselves
             print_once("interrupted", err=True)
             raise typer.Exit(1) from None
-        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        except (ValueError, OSError, RuntimeError, MemoryError, FloatingPointError) as error:
             code, line = _exit_code(error)
             if code is None:
                 raise
@@ -143,6 +143,8 @@ def _exit_code(error: Exception) -> tuple[int | None, str]:
         return 2, str(error)
     if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename is not None:
         return 2, f"{visible(os.fsdecode(error.filename))}: {error.strerror}"
+    if isinstance(error, FloatingPointError):  # the outputs of a model are not finite
+        return 1, str(error)
     if is_out_of_memory(error):
         details = str(error).partition("DefaultCPUAllocator: ")[2] or "use a smaller model or less data"
         return 1, f"out of memory: {details}"
@@ -213,6 +215,10 @@ def _skip_last_collection() -> None:
         gc.freeze()
 
 
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="With ray: a running cluster, HOST:PORT or auto. Default: $RAY_ADDRESS, or a new one here."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -126,9 +126,6 @@ def _answer(conversation: "Conversation", text: str, interrupts: Interrupts, how
                 sys.stdout.flush()
                 if interrupts.stopped:
                     break
-        except FloatingPointError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from None
         finally:
             pieces.close()
             typer.echo()

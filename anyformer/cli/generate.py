@@ -57,20 +57,16 @@ def generate_(
         if texts_with_unknown(loaded, [prompt]):
             typer.echo(f"--prompt: {UNKNOWN.replace('have', 'has', 1)}", err=True)
         cut = set[int]()
-        try:
-            if n_best is not None:
-                (hypotheses,) = loaded.hypotheses([prompt], n_best=n_best, **how)
-                for text, score in hypotheses:
-                    typer.echo(f"{score:.4f}\t{one_line(text)}")
-            elif samples == 1 and sys.stdout.isatty() and not used.keys() & selectors():
-                for piece in loaded.stream(prompt, at_limit=cut.add, **how):
-                    typer.echo(piece, nl=False)
-                typer.echo()
-            else:
-                typer.echo(f"\n{SEPARATOR}\n".join(loaded.generate([prompt] * samples, at_limit=cut.add, **how)))
-        except FloatingPointError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from None
+        if n_best is not None:
+            (hypotheses,) = loaded.hypotheses([prompt], n_best=n_best, **how)
+            for text, score in hypotheses:
+                typer.echo(f"{score:.4f}\t{one_line(text)}")
+        elif samples == 1 and sys.stdout.isatty() and not used.keys() & selectors():
+            for piece in loaded.stream(prompt, at_limit=cut.add, **how):
+                typer.echo(piece, nl=False)
+            typer.echo()
+        else:
+            typer.echo(f"\n{SEPARATOR}\n".join(loaded.generate([prompt] * samples, at_limit=cut.add, **how)))
         if cut:
             typer.echo(limit_note(max(cut), "use a shorter prompt"), err=True)
 

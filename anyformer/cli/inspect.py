@@ -66,17 +66,12 @@ def inspect_(
             _summarise(loaded)
             return
         names, own = _chosen(loaded, stack, layer)
-        try:
-            reading = read(loaded, text, target)
-        except FloatingPointError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from None
+        reading = read(loaded, text, target)
     for note in reading.notes:
         typer.echo(f"warning: {note}", err=True)
     found = _maps(loaded, reading, names, head)
     if nonfinite := [name for name, weights in found.items() if not weights.isfinite().all()]:
-        typer.echo(f"the attention weights of {nonfinite[0]} are not finite: there is no map to show", err=True)
-        raise typer.Exit(1)
+        raise FloatingPointError(f"the attention weights of {nonfinite[0]} are not finite: there is no map to show")
     _show(Console(highlight=False), loaded, reading, found, own, head)
     for line in _kernels(loaded, reading):
         typer.echo(line)

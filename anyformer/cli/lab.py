@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from anyformer.cli.app import app
+from anyformer.cli.app import RayAddress, app
 
 if TYPE_CHECKING:
     from anyformer.config import ConfigError
@@ -54,10 +54,7 @@ def lab(
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="Where to measure: processes of this machine, or a Ray cluster.")
     ] = "local",
-    address: Annotated[
-        str | None,
-        typer.Option(help="With ray: a running cluster, HOST:PORT or auto. Default: $RAY_ADDRESS, or a new one here."),
-    ] = None,
+    address: RayAddress = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="With ray: cores of each measurement. Default: 1.")] = None,
     gpus: Annotated[
         float | None,

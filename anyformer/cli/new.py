@@ -12,6 +12,7 @@ from anyformer.cli.app import SingleOptions, app
 
 if TYPE_CHECKING:
     from anyformer.config import ModelConfig
+    from anyformer.training.new_recipe.columns import Role
     from anyformer.training.new_recipe.draft import RecipeDraft
     from anyformer.training.plan import TrainingPlan
 
@@ -110,25 +111,11 @@ def new_(
     if lora and first is None:
         raise ConfigError([Fault("--lora", "needs a pretrained model: add --from")])
     task_kind(task)  # refuses an unknown one before a public model is imported
-    columns = {
-        "text": text,
-        "pair": pair,
-        "label": label,
-        "source": source,
-        "target": target,
-        "words": words,
-        "tags": tags,
-    }
-    request = RecipeRequest(
-        task,
-        paths,
-        {role: column for role, column in columns.items() if column is not None},  # type: ignore[misc]
-        None if first is None else _run(first),
-        lora,
-        torch.cuda.is_available(),
-        tuple(overrides),
-    )
-    made = draft(request)
+    columns: dict[Role, str | None] = {"text": text, "pair": pair, "label": label, "source": source}
+    columns |= {"target": target, "words": words, "tags": tags}
+    given_columns = {role: column for role, column in columns.items() if column is not None}
+    start, gpu = None if first is None else _run(first), torch.cuda.is_available()
+    made = draft(RecipeRequest(task, paths, given_columns, start, lora, gpu, tuple(overrides)))
     typer.echo("building tokenizer and model, and timing a few steps", err=True)
     made, measured = measure(made)
     steps, reason = steps_within(measured, minutes, made.facts) if fixed is None else (fixed, "")

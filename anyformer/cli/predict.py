@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from anyformer.cli.app import app, print_once
+from anyformer.cli.app import RayAddress, app, print_once
 from anyformer.cli.decoding_options import UNKNOWN, DecodingCommand, as_options, decoding, note_unfinished, parse
 from anyformer.cli.runs import Folder
 from anyformer.cli.torch_import import import_torch
@@ -63,10 +63,7 @@ def predict_(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="With ray: number of workers. Default: as many as fit.")
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="With ray: a running cluster, HOST:PORT or auto. Default: $RAY_ADDRESS, or a new one here."),
-    ] = None,
+    address: RayAddress = None,
     gpus: Annotated[
         float | None, typer.Option(min=0, help="With ray: GPUs of each worker, such as 0.5. Default: 0.")
     ] = None,
@@ -100,9 +97,6 @@ def predict_(
                 raise
             print_once("interrupted: finished predictions are kept; the same command continues", err=True)
             raise typer.Exit(3) from None
-        except FloatingPointError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from None
     for name, notes in all_notes.items():
         _print_notes(f"{name}: " if len(names) > 1 else "", notes)
     if any(notes.failures for notes in all_notes.values()):

@@ -377,19 +377,16 @@ def export_(
         raise ConfigError([Fault("--family", f"is for --format hf: {to.upper()} has no families")])
     if to != "gguf" and dtype is not None:
         raise ConfigError([Fault("--dtype", "is for --format gguf")])
-    if to == "gguf":
-        name = to_gguf(load(run, device="cpu"), out, dtype=dtype or "f32")
-        typer.echo(f"exported: {out}, as gguf, {name} in {dtype or 'f32'}")
-        return
-    if to == "onnx":
-        typer.echo(f"exported: {export_onnx(load(run, device='cpu'), out)}, as onnx")
-        return
-    if to == "peft":
-        typer.echo(f"exported: {out}, an adapter of {export_peft(load(run, device='cpu'), out, family=family)}")
-        return
-    if to == "ctranslate2":
-        name = export_ctranslate2(load(run, device="cpu"), out, family=family)
-        typer.echo(f"exported: {out}, as ctranslate2, {name}")
-        return
-    name = to_hf(load(run, device="cpu"), out, family=family)
-    typer.echo(f"exported: {out}, as {name}")
+    loaded = load(run, device="cpu")
+    match to:
+        case "gguf":
+            made = f"{out}, as gguf, {to_gguf(loaded, out, dtype=dtype or 'f32')} in {dtype or 'f32'}"
+        case "onnx":
+            made = f"{export_onnx(loaded, out)}, as onnx"
+        case "peft":
+            made = f"{out}, an adapter of {export_peft(loaded, out, family=family)}"
+        case "ctranslate2":
+            made = f"{out}, as ctranslate2, {export_ctranslate2(loaded, out, family=family)}"
+        case "hf":
+            made = f"{out}, as {to_hf(loaded, out, family=family)}"
+    typer.echo(f"exported: {made}")
