@@ -151,29 +151,6 @@ def start_hashing_triton() -> None:
         threading.Thread(target=triton_key, daemon=True).start()
 
 
-def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the leaves of nested tuples, lists and dicts, and a function that rebuilds the tree from other leaves."""
-    try:
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-    except ImportError:
-        leaves: list[Any] = []
-        _collect(tree, leaves)
-        return leaves, lambda others: _rebuild(tree, iter(others))
-    leaves, spec = tree_flatten(tree)
-    return leaves, lambda others: tree_unflatten(others, spec)
-
-
-def inductor_kernels() -> tuple[Any, Any] | None:
-    """Return Inductor's class of Triton kernels and its global state, or None if they have moved."""
-    try:
-        from torch._inductor.codegen import triton
-        from torch._inductor.virtualized import V
-
-        return triton.TritonKernel, V
-    except (ImportError, AttributeError):
-        return None
-
-
 def long_row_choices() -> Any:
     """Return Inductor's heuristics for a compile option of this name: reduce rows of up to LONG_ROW elements at once.
 
@@ -321,23 +298,6 @@ def _operator(library: str, name: str) -> Any:
     return getattr(getattr(torch.ops, library), name, None)
 
 
-def _collect(tree: Any, leaves: list[Any]) -> None:
-    if isinstance(tree, (tuple, list, dict)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            _collect(part, leaves)
-    else:
-        leaves.append(tree)
-
-
-def _rebuild(tree: Any, leaves: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _rebuild(part, leaves) for key, part in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        parts = [_rebuild(part, leaves) for part in tree]
-        return getattr(tree, "_make", type(tree))(parts)  # a NamedTuple takes its fields one by one
-    return next(leaves)
-
-
 @cache
 def repair_inductor() -> bool:
     """Repair Inductor's waits under programmatic dependent launch (PDL); return whether that was possible.
@@ -347,11 +307,16 @@ def repair_inductor() -> bool:
     and that of the operation which changes it. A load right after such an operation then does not wait, and reads old
     values: a decode step with a ring cache found other tokens (H200, torch 2.11; the code of 2.13 is the same).
     """
-    inductor = inductor_kernels()
-    before_access = None if inductor is None else getattr(inductor[0], "_handle_pdl_before_access", None)
-    if inductor is None or before_access is None:
+    try:
+        from torch._inductor.codegen import triton
+        from torch._inductor.virtualized import V
+
+        kernel: Any = triton.TritonKernel
+    except (ImportError, AttributeError):
         return False
-    kernel, V = inductor
+    before_access = getattr(kernel, "_handle_pdl_before_access", None)
+    if before_access is None:
+        return False
 
     def with_both_names(self: Any, wait_buffer: Any, *names: str, consider_reads: bool = False) -> None:
         scheduler: Any = V.graph.scheduler

@@ -5,7 +5,7 @@ the step is launch-bound; a replay is a single launch.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from anyformer.data.batch import to_device
 from anyformer.kernels.cuda_graph import CudaGraph
-from anyformer.kernels.private import flatten
 
 WARMUP_STEPS = 2  # with the same shapes before a capture: compilation and allocations are over by then
 MAX_GRAPHS = 8  # each keeps the memory of its intermediate tensors
@@ -58,3 +57,28 @@ class StepGraphs:
         step.graph.replay()
         out: Tensor = step.graph.out
         return out
+
+
+def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the leaves of nested tuples, lists and dicts, and a function that rebuilds the tree from other leaves."""
+    leaves = list(_leaves(tree))
+    return leaves, lambda others: _rebuild(tree, iter(others))
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, tuple | list | dict):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(part)
+    else:
+        yield tree
+
+
+def _rebuild(tree: Any, leaves: Iterator[Any]) -> Any:
+    match tree:
+        case dict():
+            return {key: _rebuild(part, leaves) for key, part in tree.items()}
+        case tuple() | list():
+            parts = [_rebuild(part, leaves) for part in tree]
+            return getattr(tree, "_make", type(tree))(parts)  # a NamedTuple takes its fields one by one
+        case _:
+            return next(leaves)
