@@ -9,8 +9,7 @@ from torch import Tensor
 
 from anyformer.attention.lowered import FewQueries
 from anyformer.kernels.conventions import next_power_of_two
-from anyformer.kernels.opaque import opaque
-from anyformer.kernels.runtime import supports_dependent_launch, with_unit_stride
+from anyformer.kernels.runtime import opaque, supports_dependent_launch, with_unit_stride
 
 MAX_QUERIES = 8
 MAX_HEAD_WIDTH = 256

@@ -20,11 +20,10 @@ int4                Linear layers of 4-bit weights on one row, on a GPU
 linear_recurrence   Linear recurrences over matrix states, token by token
 matmul              Linear layers on few rows, as in decode steps
 narrow_norm         Norms of compiled training in bf16 that save smaller tensors
-opaque              Functions that torch.compile calls as one op
 paged               New tokens of a paged KV cache, rotated heads, and reordered rows of beams, each by one kernel
 prepacked           Weights in the memory layout of the CPU kernels, kept while a model decodes
 private             Private functions of torch, looked up lazily, each with a public fallback; repairs of its compiler
-runtime             Device, data type and mode of a layer, which decide the kernels that can run
+runtime             Device, data type and mode of a layer, which decide the kernels that can run; functions as one op
 short_rows          Attention within short rows and its gradients, by two Triton kernels
 split_linear        Linear layer whose output is split, and the joined gradients of the parts by one kernel
 triton_convolution  Triton kernels of a short causal convolution

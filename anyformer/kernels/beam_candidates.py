@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.conventions import next_power_of_two
-from anyformer.kernels.opaque import opaque
-from anyformer.kernels.runtime import HAS_TRITON, supports_dependent_launch
+from anyformer.kernels.runtime import HAS_TRITON, opaque, supports_dependent_launch
 
 GROUP = 128  # logits whose maximum is compared first
 GROUPS_PER_PROGRAM = 32

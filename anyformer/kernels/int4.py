@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.matmul import MIN_WEIGHTS, RowFusion, TileShape, contiguous, is_few_rows, row_like
-from anyformer.kernels.opaque import opaque
-from anyformer.kernels.runtime import supports_dependent_launch
+from anyformer.kernels.runtime import opaque, supports_dependent_launch
 
 COLUMN_BLOCK = 256  # the input width is a multiple of it
 

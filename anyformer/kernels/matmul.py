@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyformer.kernels.conventions import next_power_of_two
-from anyformer.kernels.opaque import opaque
 from anyformer.kernels.prepacked import can_use_prepacked, prepacked_linear
-from anyformer.kernels.runtime import HALF, HAS_TRITON, supports_dependent_launch
+from anyformer.kernels.runtime import HALF, HAS_TRITON, opaque, supports_dependent_launch
 
 COLUMN_BLOCK = 256  # the input width is a multiple of it
 MIN_WEIGHTS = 1 << 18  # smaller matrices are launch-bound

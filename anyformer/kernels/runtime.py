@@ -1,8 +1,9 @@
-"""Device, data type and mode of a layer, which decide the kernels that can run."""
+"""Device, data type and mode of a layer, which decide the kernels that can run; functions that compile as one op."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -61,3 +62,28 @@ def supports_dependent_launch(device: torch.device) -> bool:
 def with_unit_stride(x: Tensor) -> Tensor:
     """Return x with the elements of each vector next to each other in memory."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def opaque(name: str, like: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function one op for the compiler; `like` returns empty tensors of the same shapes.
+
+    Elsewhere the function itself is called. The first call of a custom op outside of the compiler would import the
+    whole compiler, which takes seconds, and each call tens of microseconds.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        op: Any = torch.library.custom_op(f"anyformer::{name}", function, mutates_args=())
+        op.register_fake(like)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            found: R = (op if torch.compiler.is_compiling() else function)(*args, **kwargs)
+            return found
+
+        return call
+
+    return decorate

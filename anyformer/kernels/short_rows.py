@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.conventions import next_power_of_two
-from anyformer.kernels.opaque import opaque
-from anyformer.kernels.runtime import with_unit_stride
+from anyformer.kernels.runtime import opaque, with_unit_stride
 
 MIN_TILE = 16  # of a matmul by tensor cores
 FORWARD_QUERIES, BACKWARD_QUERIES = 64, 32  # at once

@@ -26,10 +26,9 @@ ranks               one model on several processes: mesh, split modules, collect
 resume              Checkpoint to resume from, and changed data
 saving              Checkpoints written by a thread while training continues, and snapshots for `anyformer explore`
 scheduled_sampling  Scheduled sampling: the decoder reads some of its tokens
-signals             SIGINT and SIGTERM as requests to stop
+signals             SIGINT and SIGTERM as requests to stop; time limit of every phase, for processes that hang
 step                One step: forward, backward, clipping, update, moving average of the weights; its compiled code
 step_graphs         CUDA graphs of steps
 train               `train`, `evaluate` and `merge`
-watchdog            Time limit of every phase, for processes that hang
 width_transfer      Hidden matrices of a model; initial weights and learning rates by width (muP)
 """

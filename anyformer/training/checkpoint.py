@@ -199,11 +199,10 @@ def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.opti
 
 def _is_state_of(x: Tensor, parameter: Tensor) -> bool:
     """Return whether a state has the shape of its weight; a step is a scalar, and factors have sides of 1."""
-    return x.dim() == 0 or (x.dim() == parameter.dim() and all(map(_is_side, x.shape, parameter.shape)))
-
-
-def _is_side(size: int, whole: int) -> bool:
-    return size in (1, whole)
+    return x.dim() == 0 or (
+        x.dim() == parameter.dim()
+        and all(size in (1, whole) for size, whole in zip(x.shape, parameter.shape, strict=True))
+    )
 
 
 def _read_segment_memory(tensors: dict[str, Tensor], device: torch.device) -> Past | None:
@@ -219,6 +218,11 @@ def _read_segment_memory(tensors: dict[str, Tensor], device: torch.device) -> Pa
 
 def checkpoint_path(out: Path, step: int) -> Path:
     return out / "state" / f"step-{step:09d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint or snapshot."""
+    return int(path.name.removeprefix("step-"))
 
 
 def verify_checkpoints(out: Path) -> tuple[list[Path], dict[Path, ConfigError]]:
@@ -237,8 +241,8 @@ def verify_checkpoints(out: Path) -> tuple[list[Path], dict[Path, ConfigError]]:
 
 def regular_checkpoints(out: Path, every: int | None, last: int) -> list[Path]:
     """Return the checkpoints that an uninterrupted run would also have: those of `save_every` and of the last step."""
-    steps = {path: int(path.name.removeprefix("step-")) for path in checkpoints(out)}
-    return [path for path, step in steps.items() if step == last or (every and step % every == 0)]
+    due = [(path, step_of(path)) for path in checkpoints(out)]
+    return [path for path, step in due if step == last or (every and step % every == 0)]
 
 
 def prune(out: Path, keep: int, also: Iterable[Path]) -> None:

@@ -1,6 +1,7 @@
 """Fine-tuning: weights copied from another run, frozen weights, and a learning rate for each layer."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from anyformer.config import ConfigError, Fault, ModelConfig, Side, io
 from anyformer.config.adapter import within
@@ -35,17 +36,16 @@ def config_differences(first: ModelConfig, model: ModelConfig, task: AnyTask) ->
 def copy_weights(model: Transformer, task: AnyTask, first: Run) -> list[str]:
     """Copy the weights of a run that have the same meaning in a model. Return the names of the other, new ones."""
     own, given = model.state_dict(), first.model.state_dict()
-    taken = {name: x for name, x in given.items() if name in own and x.shape == own[name].shape}
-    for name in [
-        name for name in taken if name.startswith("head.") and not _head_fits(name, model.config, task, first)
-    ]:
-        del taken[name]
+    fits = partial(_fits, config=model.config, task=task, first=first)
+    taken = {name: x for name, x in given.items() if name in own and x.shape == own[name].shape and fits(name)}
     model.load_state_dict(own | taken)
     return [name for name in own if name not in taken]
 
 
-def _head_fits(name: str, config: ModelConfig, task: AnyTask, first: Run) -> bool:
-    """Return whether a weight of the first run's head has the same meaning here: a pooler, or equal labels."""
+def _fits(name: str, config: ModelConfig, task: AnyTask, first: Run) -> bool:
+    """Return whether a weight of the first run has the same meaning here; of its head: a pooler, or equal labels."""
+    if not name.startswith("head."):
+        return True
     if name.startswith("head.transform."):
         return getattr(config.head, "transform", None) == getattr(first.config.head, "transform", None)
     return config.head.kind == first.config.head.kind and (task.label_names or ()) == (first.spec.label_names or ())

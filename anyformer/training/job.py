@@ -26,7 +26,7 @@ from anyformer.training.machine import choose_threads, flops_per_token, may_choo
 from anyformer.training.objective import Objective
 from anyformer.training.parallel import SINGLE, Ranks
 from anyformer.training.ranks.context import ContextGroup
-from anyformer.training.watchdog import Watchdog
+from anyformer.training.signals import Watchdog
 
 MAX_STEPS_IN_FLIGHT = 4  # on a GPU: hides occasional CPU work, such as writing a line of metrics
 

@@ -119,6 +119,9 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
+# -- options of torch.compile ------------------------------------------------------------------------------------------
+
+
 SHORT_NORM_ROWS = range(257, 513)  # widths at which two passes over a norm's gradients beat one
 MAX_PREFETCHED_ROW = 1024  # width: three rows of each operand then take at most 31 KB of shared memory
 
@@ -138,6 +141,9 @@ def compile_options(config: ModelConfig, fp8: bool) -> dict[str, Any]:
         return always | apart
     prefetched = {"triton.mix_order_reduction_allow_multi_stages": True} if config.width <= MAX_PREFETCHED_ROW else {}
     return always | prefetched | choice_options(fused_cast_choices)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
 
 
 ONE_THREAD_FLOPS = 1e9  # of a step; smaller ones gain at most 15 % from a second thread on an idle machine
@@ -164,6 +170,9 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# -- peak speed --------------------------------------------------------------------------------------------------------
 
 
 def flops_per_token(config: ModelConfig, batch: Batch) -> float:

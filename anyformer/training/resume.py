@@ -13,7 +13,7 @@ from anyformer.recipe import Logger, Recipe
 from anyformer.recipe.data import named_files
 from anyformer.runs.processes import LOCK
 from anyformer.runs.run import PLACES, RECIPE, SNAPSHOTS, checkpoints, leftovers, must_be_file, snapshots
-from anyformer.training.checkpoint import read_fingerprints, verify_checkpoints
+from anyformer.training.checkpoint import read_fingerprints, step_of, verify_checkpoints
 
 BEFORE_A_CHECKPOINT = (RECIPE, PLACES, "metrics.jsonl", "state", SNAPSHOTS)
 CHANGEABLE = (
@@ -78,10 +78,8 @@ def changed_data(recipe: Recipe, checkpoint: Path | None, allowed: bool, console
         return []
     now = fingerprints(recipe)
     changed = changes(before, now)
-    names, hint = (
-        dict(named_files(recipe.data)) | frozen_run(recipe),
-        "resume with the data of the run, or add --allow-changed-data",
-    )
+    names, hint = dict(named_files(recipe.data)), "resume with the data of the run, or add --allow-changed-data"
+    names |= frozen_run(recipe)
     faults = [
         Fault(key, f"= {names[key]!r}: changed since {checkpoint.name}, {_sizes(before.get(key), now[key])}")
         for key in changed
@@ -100,7 +98,7 @@ def _sizes(before: str | None, now: str) -> str:
 
 def _is_untrained(out: Path, files: set[Path]) -> bool:
     """Return True if a folder holds only files that a training writes before its first checkpoint."""
-    state, weights = out / "state", [path for path in snapshots(out) if int(path.name.removeprefix("step-")) > 0]
+    state, weights = out / "state", [path for path in snapshots(out) if step_of(path) > 0]
     empty = not weights and (not state.is_dir() or {*state.iterdir()} == {*leftovers(state)})
     loggers = {kind_of(part) for part in Logger.choices()}
     known = all(path.name in BEFORE_A_CHECKPOINT or path.stem in loggers for path in files)

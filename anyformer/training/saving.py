@@ -27,6 +27,7 @@ from anyformer.training.checkpoint import (
     gather_weights,
     prune,
     regular_checkpoints,
+    step_of,
     write_state,
 )
 from anyformer.training.job import Job
@@ -83,6 +84,9 @@ def _copied(tensors: dict[str, Tensor], job: Job) -> dict[str, Tensor]:
     return {name: x.detach().clone() if shared or not x.dim() else x.cpu() for name, x in tensors.items()}
 
 
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
 AUTO_COUNT = 12  # training waits while each is written
 BYTES_PER_WEIGHT = 4  # saved in fp32
 
@@ -116,7 +120,7 @@ def drop_snapshots(out: Path, after: int) -> None:
     """Remove unfinished snapshots, and those of steps that a resumed training repeats."""
     remove_leftovers(out / SNAPSHOTS)
     for path in snapshots(out):
-        if int(path.name.removeprefix("step-")) > after:
+        if step_of(path) > after:
             remove(path)
 
 

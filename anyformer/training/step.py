@@ -218,6 +218,9 @@ def set_learning_rate(job: Job, lr: float) -> None:
             group["lr"] = lr * group["lr_scale"]
 
 
+# -- moving average of the weights -------------------------------------------------------------------------------------
+
+
 @torch.no_grad()
 def update_ema(job: Job, share: float | Tensor) -> None:
     """Move the average towards the weights by `share`, a float or a scalar on the device."""
@@ -251,6 +254,9 @@ def ema_weights(job: Job) -> Iterator[None]:
 def _load(model: Transformer, values: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(values[name])
+
+
+# -- compiled code in the user's cache folder --------------------------------------------------------------------------
 
 
 @contextmanager

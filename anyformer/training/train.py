@@ -48,9 +48,8 @@ from anyformer.training.loop import Diverged, Interrupted, fit
 from anyformer.training.out_of_memory import BUILD_ADVICE, advise_out_of_memory, evaluate_advice, train_advice
 from anyformer.training.parallel import Ranks, attempt, join
 from anyformer.training.prepare import prepare
-from anyformer.training.signals import Signals
+from anyformer.training.signals import Signals, Watchdog
 from anyformer.training.step import ema_weights
-from anyformer.training.watchdog import Watchdog
 
 
 def train(

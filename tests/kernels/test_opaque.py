@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import Tensor
 
-from anyformer.kernels.opaque import opaque
+from anyformer.kernels.runtime import opaque
 
 
 @opaque("test_opaque_double", torch.empty_like)
@@ -30,7 +30,7 @@ def test_the_compiler_sees_one_op():
 def test_other_calls_do_not_import_the_compiler():
     code = """
 import sys, torch
-from anyformer.kernels.opaque import opaque
+from anyformer.kernels.runtime import opaque
 def half(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 assert opaque("test_opaque_half", torch.empty_like)(half)(torch.ones(2)).sum() == 1

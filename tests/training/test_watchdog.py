@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.training import watchdog
-from anyformer.training.watchdog import TICKS, Watchdog
+from anyformer.training.signals import TICKS, Watchdog
 
 ROOT = Path(__file__).parents[2]
 SHORT = TICKS - 1
 HANGS = """
 import threading
 from anyformer.runs.processes import locked
-from anyformer.training.watchdog import TICKS, Watchdog
+from anyformer.training.signals import TICKS, Watchdog
 from pathlib import Path
 with Watchdog(0.2) as dog, locked(Path("run")):
     dog.enter("step 7")
@@ -100,4 +99,4 @@ def test_time_in_which_the_process_is_stopped_does_not_count(tmp_path: Path) -> 
 def test_without_a_limit_there_is_no_thread() -> None:
     with Watchdog() as dog:
         dog.enter("step 1")
-        assert not [thread for thread in watchdog.threading.enumerate() if thread.name == "watchdog"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]

@@ -33,7 +33,7 @@ from anyformer.training.forecast.split import (
     step_memory,
     tensor_part,
 )
-from anyformer.training.forecast.work import FP32, MicroBatch, PartWork, StepWork, step_work
+from anyformer.training.forecast.work import FP32, MicroBatch, PartWork, step_work
 from anyformer.training.forecast.workload import Workload
 
 LAUNCH_SECONDS = 8e-6  # of the CPU, for a kernel of compiled code
@@ -52,6 +52,7 @@ class TrainingEngine(NamedTuple):
 
 
 OURS = TrainingEngine()
+_step_work = cache(step_work)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def forecast(work: Workload, gpu: GPU, split: Split, engine: TrainingEngine = OU
     """Return the forecast of a step for one split."""
     rows = MicroBatch(split.rows, work.length, work.source_length, split.context)
     compiled = work.compiled and split.context == 1  # as in `training/prepare.py`
-    one = _step_work(work.config, rows, split.tensor, work.size, compiled)
+    one = _step_work(tensor_part(work.config, split.tensor), rows, size=work.size, compiled=compiled)
     ahead = _pass_seconds(one.forward, gpu, work, split)
     back = _pass_seconds(one.backward + (one.blocks if split.recompute else PartWork()), gpu, work, split)
     compute = split.accumulate * (ahead + back)
@@ -101,11 +102,6 @@ def forecast(work: Workload, gpu: GPU, split: Split, engine: TrainingEngine = OU
         memory = max(memory, FP32 * part_weights(work.config, 1).total)
     mfu = work.flops / seconds / split.gpus / gpu.flops[work.precision]
     return Forecast(split, memory, compute, hidden, shown, work.step_tokens / seconds, mfu)
-
-
-@cache
-def _step_work(config: ModelConfig, rows: MicroBatch, tensor: int, size: int, compiled: bool) -> StepWork:
-    return step_work(tensor_part(config, tensor), rows, size=size, compiled=compiled)
 
 
 def _pass_seconds(work: PartWork, gpu: GPU, run: Workload, split: Split) -> float:

@@ -75,7 +75,8 @@ class Forecasts:
         cells = [names]
         cells += [[f"{row.gpus:,}", row.reason] if isinstance(row, NoSplit) else self._cells(row) for row in self.rows]
         widths = [max(len(line[i]) for line in cells if len(line) > max(i, 2)) for i in range(len(names))]
-        return ["  ".join(_align(text, widths[i], i == 1) for i, text in enumerate(line)).rstrip() for line in cells]
+        form = [f"{{:{'<' if i == 1 else '>'}{width}}}" for i, width in enumerate(widths)]
+        return ["  ".join(form[: len(line)]).format(*line).rstrip() for line in cells]
 
     def _cells(self, row: Forecast) -> list[str]:
         split = row.split
@@ -160,10 +161,6 @@ def settings(row: Forecast, work: Workload) -> list[str]:
         *(["parallel.shard=full"] if split.sharded else []),
         *(f"parallel.{name}={n}" for name in ("context", "tensor") if (n := getattr(split, name)) > 1),
     ]
-
-
-def _align(text: str, width: int, left: bool) -> str:
-    return text.ljust(width) if left else text.rjust(width)
 
 
 def _seconds(seconds: float) -> str:

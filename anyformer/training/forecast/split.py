@@ -28,7 +28,7 @@ from anyformer.config import (
 )
 from anyformer.nn.inspection.cost_rules import block_costs
 from anyformer.nn.inspection.count import count
-from anyformer.nn.inspection.memory import ADAMW, Memory, Precision, training_memory
+from anyformer.nn.inspection.memory import ADAMW, Precision, training_memory
 from anyformer.recipe import Optimizer
 from anyformer.recipe.recipe import tensor_faults
 from anyformer.training.forecast.work import FP32, MicroBatch
@@ -138,7 +138,17 @@ def step_memory(
 ) -> float:
     """Return the peak bytes of a training step on each GPU."""
     n, shards = split.tensor, split.shards
-    part = _part_memory(config, rows, n, precision, compiled, split.recompute, optimizer)
+    part = _training_memory(
+        tensor_part(config, n),
+        rows.length,
+        batch=rows.batch,
+        source_length=rows.source_length,
+        precision=precision,
+        compiled=compiled,
+        recompute=split.recompute,
+        context=rows.context,
+        optimizer=optimizer,
+    )
     weights = part_weights(config, n)
     fixed, gradients, casts = (part.weights + part.optimizer) / shards, part.gradients / shards, float(part.casts)
     if shards > 1:
@@ -157,28 +167,7 @@ def step_memory(
     return more + max(fixed + casts + part.activations + part.passing, fixed + gradients + part.ending)
 
 
-@cache
-def _part_memory(
-    config: ModelConfig,
-    rows: MicroBatch,
-    n: int,
-    precision: Precision,
-    compiled: bool,
-    recompute: bool,
-    optimizer: Optimizer,
-) -> Memory:
-    """Return the memory of one of n parts along `tensor`, without messages and shards."""
-    return training_memory(
-        tensor_part(config, n),
-        rows.length,
-        batch=rows.batch,
-        source_length=rows.source_length,
-        precision=precision,
-        compiled=compiled,
-        recompute=recompute,
-        context=rows.context,
-        optimizer=optimizer,
-    )
+_training_memory = cache(training_memory)
 
 
 def gathered_values(config: ModelConfig, rows: MicroBatch, n: int) -> Iterator[tuple[float, int]]:

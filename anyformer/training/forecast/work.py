@@ -16,6 +16,7 @@ b, t, s, d, h, g, k, f, v as in `config/__init__.py`.
 """
 
 from dataclasses import astuple, dataclass
+from operator import add
 from typing import NamedTuple
 
 from anyformer.config import (
@@ -56,13 +57,7 @@ class PartWork:
     biased: float = 0.0  # attention with a learned bias
 
     def __add__(self, other: "PartWork") -> "PartWork":
-        return PartWork(
-            self.matmul + other.matmul,
-            self.attention + other.attention,
-            self.moved + other.moved,
-            self.kernels + other.kernels,
-            self.biased + other.biased,
-        )
+        return PartWork(*map(add, astuple(self), astuple(other)))
 
     def __mul__(self, factor: float) -> "PartWork":
         return PartWork(*(factor * value for value in astuple(self)))

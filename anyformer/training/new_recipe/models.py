@@ -15,10 +15,8 @@ MAX_CLASSIFIED = 2048  # tokens of a text that a classifier reads; longer ones a
 MAX_CRF_LABELS = 40  # a CRF has a score for each pair of labels
 GPU_FACTOR = 4  # tokens in the batch on a GPU for which the learning rates were tuned ÷ those on a CPU
 GPU_TOKENS = 2**15  # of a batch on a GPU: enough work for its kernels
-MIN_BATCHES = {
-    False: 16,
-    True: 64,
-}  # of an epoch on a GPU, from scratch and in fine-tuning: of few rows, batches are small
+# batches of an epoch on a GPU, from scratch and in fine-tuning: of few rows, batches are small
+MIN_BATCHES = {False: 16, True: 64}
 ROW = 128  # tokens of a packed row, for which there is a kernel of short attention
 LONG_ROW = 512  # tokens of a packed row from which attention reads each document by itself
 MAX_MASKED_ROW = 512  # tokens of a row of masked tokens
@@ -259,6 +257,10 @@ def _block(facts: DataFacts) -> str:
     return f'feedforward = {{ kind = "plain", width = {2 * facts.width} }}, dropout = {facts.dropout}'
 
 
+def _blocks(block: str, why: str = "", norm: str = "layer") -> list[RecipeLine]:
+    return [RecipeLine("final_norm", f'"{norm}"'), RecipeLine("blocks", f"{{ {block} }}", why)]
+
+
 def _input(facts: DataFacts, extra: str = "") -> str:
     return f'{{ scale = "sqrt_width", dropout = {facts.dropout}, pad = 0{extra} }}'
 
@@ -285,18 +287,12 @@ def _encoder_decoder(facts: DataFacts) -> Sections:
         "model.encoder": [
             RecipeLine("depth", str(facts.depth), "layers that read the source"),
             RecipeLine("position", '"sinusoidal"', "of any length"),
-            RecipeLine("final_norm", '"layer"'),
-            RecipeLine("blocks", f"{{ mixer = {attention}, {_block(facts)} }}"),
+            *_blocks(f"mixer = {attention}, {_block(facts)}"),
         ],
         "model.decoder": [
             RecipeLine("depth", str(facts.depth), "layers that write the target"),
             RecipeLine("position", '"sinusoidal"'),
-            RecipeLine("final_norm", '"layer"'),
-            RecipeLine(
-                "blocks",
-                f"{{ mixer = {attention}, cross = {attention}, {_block(facts)} }}",
-                "cross: attention to the source",
-            ),
+            *_blocks(f"mixer = {attention}, cross = {attention}, {_block(facts)}", "cross: attention to the source"),
         ],
     }
 
@@ -315,8 +311,7 @@ def _decoder(facts: DataFacts) -> Sections:
         "model.decoder": [
             RecipeLine("depth", str(facts.depth), "layers"),
             RecipeLine("position", '"rotary"', "relative positions"),
-            RecipeLine("final_norm", '"rms"'),
-            RecipeLine("blocks", f"{{ {block}, dropout = {drop} }}"),
+            *_blocks(f"{block}, dropout = {drop}", norm="rms"),
         ],
     }
 
@@ -339,8 +334,7 @@ def _encoder(facts: DataFacts) -> Sections:
         "model.encoder": [
             RecipeLine("depth", str(facts.depth), "layers"),
             position,
-            RecipeLine("final_norm", '"layer"'),
-            RecipeLine("blocks", f"{{ mixer = {mixer}, {_block(facts)} }}", why),
+            *_blocks(f"mixer = {mixer}, {_block(facts)}", why),
         ],
     }
 

@@ -19,7 +19,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from anyformer.attention.layout import Layout
 from anyformer.attention.media_batch import MediaBatch
-from anyformer.config import Head
 from anyformer.data.batch import Batch
 from anyformer.kernels.conventions import IGNORE, PADDING, PLAIN
 from anyformer.nn.inputs import Inputs
@@ -57,7 +56,7 @@ class ContextGroup:
         labels = batch.labels
         if not model.config.head.per_row:
             labels = F.pad(labels, (0, missing), value=IGNORE)
-        if not _has_row_loss(model.config.head):
+        if not (model.config.head.per_row or model.config.head.joint):  # else the loss is of whole rows
             labels = self.own(labels, 1)
         elif self.rank:
             labels = torch.full_like(labels, IGNORE)
@@ -129,11 +128,6 @@ class ContextGroup:
 
     def _unpack(self, saved: Tensor | OwnPart) -> Tensor:
         return self.gather(saved.x, saved.dim) if isinstance(saved, OwnPart) else saved
-
-
-def _has_row_loss(head: Head) -> bool:
-    """Return whether the loss is of whole rows: one label per row, or a CRF."""
-    return head.per_row or head.joint
 
 
 class ProcessRows:
