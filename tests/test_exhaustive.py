@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import anyformer
-from anyformer.explore.page_bundle import sources
+from anyformer.explore.show import sources
 
 HOME = Path(anyformer.__file__).parent
 # Fields of which code singles one value out, and means all others alike: a side, shape or head of a model, precision

@@ -11,7 +11,6 @@ from anyformer.config import (
     ConfigError,
     Fault,
     Input,
-    Mixer,
     ModelConfig,
     Norm,
     Side,
@@ -22,7 +21,6 @@ from anyformer.config import (
     position_of,
 )
 from anyformer.config.cost import Cost
-from anyformer.config.feedforward import FeedForward
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, count_text
 from anyformer.explore.view import TextView
@@ -141,14 +139,14 @@ def _block(
     placed = spec.on(side, stack.position)
     costs = {part: _costs(cost, weights) for part, cost in block_costs(placed, config.width, 1, t, s, side)}
     norms = costs.pop("norms")
-    sublayers: list[tuple[str, Mixer | FeedForward, str, dict[str, Any]]] = []
+    sublayers: list[tuple[str, str, str, dict[str, Any]]] = []
     if not spec.mixer.is_none:
-        sublayers.append(("mixer", spec.mixer, next(iter(costs)), _mixer_details(spec, side, stack)))
+        sublayers.append(("mixer", spec.mixer.describe(), next(iter(costs)), _mixer_details(spec, side, stack)))
     if spec.cross is not None:
         across = _settings("pattern", pattern_across(spec.cross))
-        sublayers.append(("cross", spec.cross, "cross-attention", details(spec.cross) | across))
+        sublayers.append(("cross", spec.cross.describe(across=True), "cross-attention", details(spec.cross) | across))
     if not spec.feedforward.is_none:
-        sublayers.append(("feedforward", spec.feedforward, "feed-forward", details(spec.feedforward)))
+        sublayers.append(("feedforward", spec.feedforward.describe(), "feed-forward", details(spec.feedforward)))
     parallel, shared, place = spec.is_parallel, spec.shares_norm, spec.placement
     kind = None if spec.norm.is_none else spec.norm.kind
     norm_kinds = {
@@ -161,9 +159,9 @@ def _block(
         adapters = adapter_cost(config.adapter, at, spec, config.width, t, s)
     return {
         "sublayers": [
-            {"name": name, "norms": norm_kinds, "residual": spec.residual, "inner": _described(inner, name)}
+            {"name": name, "norms": norm_kinds, "residual": spec.residual, "inner": described}
             | {"details": settings, **costs[part]}
-            for name, inner, part, settings in sublayers
+            for name, described, part, settings in sublayers
         ],
         "placement": place,
         "parallel": parallel,
@@ -195,10 +193,6 @@ def _input_steps(spec: Input) -> dict[str, Any]:
 
 def _costs(cost: Cost, weights: bool = True) -> dict[str, int]:
     return {"parameters": cost.parameters if weights else 0, "flops": cost.flops}
-
-
-def _described(part: Mixer | FeedForward, name: str) -> str:
-    return part.describe(across=name == "cross") if isinstance(part, Mixer) else part.describe()
 
 
 def details(spec: Spec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from anyformer.attention.layout import make_layout
 from anyformer.attention.scores import soft_cap
 from anyformer.config import ConfigError, Fault
-from anyformer.explore.outputs import Output, chosen, outputs, position
+from anyformer.explore.outputs import chosen, outputs, position
 from anyformer.explore.path_place import attention_row
 from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, last_side, trace_reading
@@ -82,7 +82,8 @@ class FollowView(TextView):
                 }
         elif request.level == "positions":
             raise ConfigError([Fault("level", "= 'positions': the head of this run reads one position")])
-        terms = _terms(trace, output, at, place)
+        model, layout = trace.run.model, trace.layout(side)
+        terms = split_logit(model, trace.activations, layout, output.id, at, trace.off, place)
         if request.level == "parts":
             value = output.value if place is None else shares[place]
             return (
@@ -112,11 +113,6 @@ class FollowView(TextView):
                 request["key"] = -1
             if level != "check":
                 yield request
-
-
-def _terms(trace: Trace, output: Output, at: int, place: int | None) -> LogitTerms:
-    layout = trace.layout(last_side(trace.run))
-    return split_logit(trace.run.model, trace.activations, layout, output.id, at, trace.off, place)
 
 
 def _parts(terms: LogitTerms) -> dict[str, Any]:

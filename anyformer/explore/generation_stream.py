@@ -9,8 +9,8 @@ import torch
 
 from anyformer.config import ConfigError, Fault
 from anyformer.config.spec import Number
-from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import StrictInt, TextRequest
+from anyformer.explore.trace import parse_heads
 from anyformer.explore.view import SavedText, View
 from anyformer.generation.generate import seeds_of
 from anyformer.generation.logit_processors import process
@@ -18,6 +18,7 @@ from anyformer.generation.sampling import choose
 from anyformer.generation.session import Session
 from anyformer.generation.strategy import Sampling
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.ablation import disable_heads
 from anyformer.nn.inspection.cache_growth import used_bytes
 from anyformer.runs.run import Run
 from anyformer.tasks.base import Writer

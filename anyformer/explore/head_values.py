@@ -1,12 +1,10 @@
 """Views `scores`, `effects` and `ablated`: numbers of every head, and probabilities with some heads off."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault
-from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import (
     chosen,
     has_probabilities,
@@ -22,7 +20,7 @@ from anyformer.explore.vectors import finite
 from anyformer.explore.view import Detail, TextView
 from anyformer.explore.views import statistics_of
 from anyformer.nn.eval_mode import evaluating
-from anyformer.nn.inspection.ablation import head_scores
+from anyformer.nn.inspection.ablation import disable_heads, head_scores, logit
 
 SCORES = ("previous", "next", "itself", "first", "induction", "vertical", "spread", "entropy", "distance")
 
@@ -62,32 +60,26 @@ class EffectsView(Detail):
 
     def answer(self, trace: Trace, request: EffectRequest) -> dict[str, Any]:
         run, reading = trace.run, trace.reading
+        if run.config.head.joint:
+            raise ConfigError([Fault("run", "a CRF scores all tags of a sentence jointly: no single output")])
         at = position(trace, request.at)
         output = chosen(trace, at, request.output)
-        count = sum(trace.attention(name).heads for layers in trace.attentions.values() for name in layers.values())
+        count = len(trace.heads)
         if count > (most := passes_allowed(trace)):
             why = f"{count} heads take {count} forward passes, and {most} of this text are allowed: shorten the text"
             raise ConfigError([Fault("text", why)])
-        of_value = separate_labels(trace) or output.p is None
+        of_value, value = separate_labels(trace) or output.p is None, logit(output.id, at)
+
+        def measure(output: Tensor) -> Tensor:
+            return value(output.float() if of_value else output.float().log_softmax(dim=-1))
+
         with evaluating(run.model), disable_heads(run.model, trace.off):
-            tables = head_scores(run.model, measure_of(output.id, at, of_value), *reading.inputs, **reading.options)
-        heads = {}
-        for kind, layers in trace.attentions.items():
-            table = tables["decoder.cross" if kind == "cross" else f"{kind}.mixer"]
-            for layer, name in layers.items():
-                for head in range(trace.attention(name).heads):
-                    heads[f"{kind}.{layer}.{head}"] = finite(table[layer, head])
+            tables = head_scores(run.model, measure, *reading.inputs, **reading.options)
+        heads = {
+            name: finite(tables["decoder.cross" if kind == "cross" else f"{kind}.mixer"][layer, head])
+            for name, (kind, layer, head) in trace.heads.items()
+        }
         return {"heads": heads, "at": at, "output": output._asdict(), "of": "value" if of_value else "logp"}
-
-
-def measure_of(id: int, at: int, of_value: bool) -> Callable[[Tensor], Tensor]:
-    """Return a function from the model's output to one element of it at a position, or its log-probability."""
-
-    def measure(output: Tensor) -> Tensor:
-        values = output[0, at] if output.dim() == 3 else output[0]
-        return (values.float() if of_value else values.float().log_softmax(dim=-1))[id]
-
-    return measure
 
 
 TOP_OUTPUTS = 8

@@ -14,19 +14,91 @@ question about an output that survives this is refused, because no head and no w
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from anyformer.config import ConfigError, Fault, io
-from anyformer.config.spec import did_you_mean
+from anyformer.config.spec import Count, Spec, did_you_mean
 from anyformer.explore.head_values import EffectRequest, EffectsView
-from anyformer.explore.lesson_file import Lesson, Lessons, shipped_lessons
 from anyformer.explore.open_runs import Workspace
 from anyformer.explore.outputs import has_probabilities, output_names, position, separate_labels, values_at
 from anyformer.explore.requests import LessonRequest, RunRequest, TextRequest
 from anyformer.explore.trace import Trace, passes_allowed
 
 TIE = 0.05  # candidates whose p is this close to the lowest are right, too
+
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Wording(Spec):
+    """A text in both languages of the page."""
+
+    en: Text
+    ko: Text
+
+
+class Question(Spec):
+    """A question whose answer is a head, a word of the text or a step of the training; `then` follows the answer."""
+
+    find: Literal["head", "token", "step"]
+    text: Wording
+    then: Wording
+
+
+class Shown(Spec):
+    """The view that a step opens, and its state; `stage` is one of the path, such as `decoder.softmax`."""
+
+    name: Literal[
+        "path",
+        "heads",
+        "model",
+        "matrix",
+        "neuron",
+        "next",
+        "lens",
+        "surprise",
+        "salience",
+        "patch",
+        "block",
+        "cache",
+        "live",
+    ]
+    layer: Count | None = None
+    head: Count | None = None
+    stage: Text | None = None
+
+
+class LessonStep(Spec):
+    """A text, a view and perhaps a question, about one token of the answer, from 0."""
+
+    text: Wording
+    view: Shown
+    output: Count = 0
+    question: Question | None = None
+
+
+class Lesson(Spec):
+    """Steps about one text and the answer that a run must give to it."""
+
+    title: Wording
+    shape: Literal["encoder", "decoder", "encoder-decoder"]
+    text: Text
+    answer: Text
+    steps: Annotated[tuple[LessonStep, ...], Field(min_length=1)]
+
+
+Lessons = dict[str, Lesson]
+
+
+def shipped_lessons() -> Lessons:
+    """Return the lessons of the package by name."""
+    folder = resources.files("anyformer.explore") / "lesson_files"
+    files = sorted(Path(str(file)) for file in folder.iterdir() if file.name.endswith(".toml"))
+    return {file.stem: io.load(Lesson, file) for file in files}
 
 
 class Candidate(NamedTuple):
@@ -182,13 +254,7 @@ class OpenLesson:
         blocks = [block for stack in trace.run.config.stacks.values() for block in stack.unrolled()]
         if not all(block.attention for block in blocks):
             return None
-        off = [
-            f"{kind}.{layer}.{head}"
-            for kind, layers in trace.attentions.items()
-            for layer, name in layers.items()
-            for head in range(trace.attention(name).heads)
-        ]
-        return self._probability(self._trace(off=off), index, output)
+        return self._probability(self._trace(off=list(trace.heads)), index, output)
 
     def _probability(self, trace: Trace, index: int, output: int) -> float:
         return float(values_at(trace, self._place(trace, index)).double().softmax(dim=-1)[output])

@@ -9,6 +9,7 @@ from anyformer.config.spec import Count
 from anyformer.explore.requests import RunRequest
 from anyformer.explore.view import SavedText, View
 from anyformer.runs.run import MANIFEST, checkpoints, read_json, snapshots, verify
+from anyformer.training.checkpoint import step_of
 from anyformer.training.log import read_metrics
 
 
@@ -75,7 +76,3 @@ def newest(folder: Path) -> Path | None:
             continue
         return path
     return None
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))

@@ -27,7 +27,7 @@ from anyformer.explore import (  # noqa: F401 - the modules of our views
 )
 from anyformer.explore.example_text import example, media_folders
 from anyformer.explore.generation_stream import writer_of
-from anyformer.explore.live_run import by_step, is_training, newest, result_step, step_of
+from anyformer.explore.live_run import by_step, is_training, newest, result_step
 from anyformer.explore.outputs import has_probabilities
 from anyformer.explore.requests import TextRequest
 from anyformer.explore.trace import Trace, output_kind, predicts_tokens, trace_text
@@ -37,6 +37,7 @@ from anyformer.runs.processes import is_locked
 from anyformer.runs.run import MANIFEST, Run, load
 from anyformer.runs.run_inspection import unreadable
 from anyformer.tasks.base import media_of
+from anyformer.training.checkpoint import step_of
 
 BUNDLED = Path(__file__).parent / "bundled_runs" / "sort"  # opened if no run is given; see `make_bundled.py`
 MAX_TRACES, MAX_TRACE_BYTES = 256, 512 * 2**20  # cached traces, and the bytes of all of them
@@ -101,8 +102,7 @@ class OpenRun:
         if step not in known:
             available = f"there are {', '.join(map(str, known))}" if known else "there are none"
             raise ConfigError([Fault("step", f"= {step}: there is no checkpoint of it; {available}")])
-        run = widened(load(known[step]))
-        return run if self.part is None else run.part(self.part)
+        return self._load(known[step])
 
     def newer(self) -> "OpenRun":
         """Return the run with the newest weights its training has written, or itself if there are none."""
@@ -112,10 +112,13 @@ class OpenRun:
         if now is None or now == self.run.folder:
             return self
         try:
-            run = widened(load(now))
+            return replace(self, run=self._load(now))
         except ConfigError:  # deleted meanwhile
             return self
-        return replace(self, run=run if self.part is None else run.part(self.part))
+
+    def _load(self, folder: Path) -> Run:
+        run = widened(load(folder))
+        return run if self.part is None else run.part(self.part)
 
     @property
     def pair(self) -> bool:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from anyformer.config import ConfigError, Fault, Side
-from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import has_probabilities, output_names, position, probabilities_of
 from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, last_side, passes_allowed, reads_on
 from anyformer.explore.view import TextView
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.ablation import disable_heads
 from anyformer.nn.inspection.sublayers import stacks_of
 from anyformer.nn.inspection.taps import run_with_patches, run_with_taps
 from anyformer.runs.run import Run

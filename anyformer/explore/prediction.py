@@ -9,11 +9,11 @@ import torch
 
 from anyformer.config import ConfigError
 from anyformer.data.media import Segment
-from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.outputs import probabilities_of, values_at
 from anyformer.explore.requests import TextRequest
-from anyformer.explore.trace import Trace, initial_position, last_side
+from anyformer.explore.trace import Trace, initial_position, last_side, parse_heads
 from anyformer.explore.view import SavedText, TextView
+from anyformer.nn.inspection.ablation import disable_heads
 
 TOP_LABELS = 5  # of a word
 

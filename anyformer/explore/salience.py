@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import Any, Literal, assert_never
 
 from anyformer.config import ConfigError, Fault, Side
-from anyformer.explore.head_switches import disable_heads
 from anyformer.explore.outputs import chosen, has_probabilities, outputs, position
 from anyformer.explore.requests import StrictInt, TextRequest
 from anyformer.explore.trace import Trace, output_kind
 from anyformer.explore.view import SavedText, TextView
 from anyformer.nn.eval_mode import evaluating
-from anyformer.nn.inspection.ablation import logit
+from anyformer.nn.inspection.ablation import disable_heads, logit
 from anyformer.nn.inspection.attribution import attribute, integrated_gradients
 from anyformer.runs.run import Run
 

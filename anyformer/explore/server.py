@@ -16,13 +16,12 @@ from threading import Condition, Thread
 from typing import Any
 
 from anyformer.config import ConfigError, Fault
-from anyformer.explore import film, page_bundle
+from anyformer.explore import film
 from anyformer.explore.film import gif
-from anyformer.explore.lesson_file import Lessons, shipped_lessons
-from anyformer.explore.lessons import judge, list_lessons
+from anyformer.explore.lessons import Lessons, judge, list_lessons, shipped_lessons
 from anyformer.explore.open_runs import Workspace, views
 from anyformer.explore.requests import GifRequest, TextRequest
-from anyformer.explore.show import collect
+from anyformer.explore.show import SERVED, collect, page, standalone
 
 HOST = "127.0.0.1"
 MAX_REQUEST_BYTES = 2**20
@@ -119,11 +118,11 @@ class Handler(BaseHTTPRequestHandler):
         match self.path.partition("?")[0]:
             case "/":
                 nonce = secrets.token_urlsafe(16)
-                policy = {"Content-Security-Policy": page_bundle.SERVED.format(nonce=nonce)}
-                self._send(page_bundle.page(nonce), "text/html; charset=utf-8", headers=policy)
+                policy = {"Content-Security-Policy": SERVED.format(nonce=nonce)}
+                self._send(page(nonce), "text/html; charset=utf-8", headers=policy)
             case "/alone":
                 policy = {"Content-Security-Policy": "default-src 'none'"}  # fetched as text, not displayed
-                self._send(page_bundle.standalone(), "text/html; charset=utf-8", headers=policy)
+                self._send(standalone(), "text/html; charset=utf-8", headers=policy)
             case "/api/runs":
                 self._json(self.server.workspace.about())
             case _:
@@ -151,21 +150,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: Any) -> None:
         with self.server.answering():
-            self._answer_counted(method)
-
-    def _answer_counted(self, method: Any) -> None:
-        try:
-            self._check()
-            method()
-        except RequestError as error:
-            self._json({"error": str(error)}, error.status)
-        except (ConfigError, FloatingPointError) as error:
-            self._json({"error": _line(error)}, HTTPStatus.BAD_REQUEST)
-        except ConnectionError:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            self._json({"error": f"{type(error).__name__}: {_line(error)}"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+            try:
+                self._check()
+                method()
+            except RequestError as error:
+                self._json({"error": str(error)}, error.status)
+            except (ConfigError, FloatingPointError) as error:
+                self._json({"error": _line(error)}, HTTPStatus.BAD_REQUEST)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                traceback.print_exc()
+                self._json({"error": f"{type(error).__name__}: {_line(error)}"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _check(self) -> None:
         """Refuse requests from other hosts and other sites' pages."""

@@ -17,16 +17,17 @@ from anyformer.config import (
     Side,
     position_of,
 )
-from anyformer.explore.head_switches import disable_heads, parse_heads
 from anyformer.explore.requests import TextRequest
 from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.context import PassOptions
 from anyformer.nn.eval_mode import evaluating
+from anyformer.nn.inspection.ablation import disable_heads
 from anyformer.nn.inspection.attention_maps import format_range
 from anyformer.nn.inspection.count import Table, count
 from anyformer.nn.inspection.logit_terms import term_names
 from anyformer.nn.inspection.sublayers import Kind, attentions, attentions_by_kind, labels_at, parse_name, stacks_of
 from anyformer.nn.inspection.taps import hidden_with_taps, run_with_taps
+from anyformer.nn.model import Transformer
 from anyformer.nn.pooling import Funnel
 from anyformer.nn.stack import HERE as SITE
 from anyformer.runs.run import Run
@@ -72,6 +73,13 @@ class Trace:
     def attentions(self) -> dict[Kind, dict[int, str]]:
         """The names of the attention layers, by kind and layer."""
         return attentions_by_kind(self.run.model)
+
+    @cached_property
+    def heads(self) -> dict[str, tuple[Kind, int, int]]:
+        """All heads by name (`decoder.0.3`): kind, layer and number."""
+        places = ((kind, layer, name) for kind, layers in self.attentions.items() for layer, name in layers.items())
+        numbered = ((kind, layer, head) for kind, layer, name in places for head in range(self.attention(name).heads))
+        return {f"{kind}.{layer}.{head}": (kind, layer, head) for kind, layer, head in numbered}
 
     def name(self, kind: Kind, layer: int, head: int | None = None) -> str:
         """Return the name of the attention of a kind in a layer; raise if there is none, or no such head."""
@@ -203,6 +211,19 @@ def trace_text(run: Run, request: TextRequest) -> Trace:
 def trace_reading(run: Run, reading: Reading, disabled: Sequence[str]) -> Trace:
     """Return the trace of tokens that were read before, with some heads disabled."""
     return Trace(run, reading, parse_heads(run.model, disabled))
+
+
+def parse_heads(model: Transformer, off: Sequence[str]) -> dict[str, list[int]]:
+    """Parse `decoder.0.3` and `cross.1.0` as heads of `decoder.0.mixer` and `decoder.1.cross`."""
+    known, heads = attentions(model), dict[str, list[int]]()
+    for head_name in off:
+        kind, _, rest = head_name.partition(".")
+        layer, _, head = rest.partition(".")
+        name = f"decoder.{layer}.cross" if kind == "cross" else f"{kind}.{layer}.mixer"
+        if name not in known or not head.isdecimal() or int(head) >= known[name].heads:
+            raise ConfigError([Fault("off", f"= '{head_name}': there is no such head")])
+        heads.setdefault(name, []).append(int(head))
+    return heads
 
 
 def predicts_tokens(run: Run) -> bool:

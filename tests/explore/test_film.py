@@ -15,9 +15,8 @@ from anyformer.explore import film as film_module, open_runs as open_runs_module
 from anyformer.explore.film import gif
 from anyformer.explore.live_run import result_step
 from anyformer.explore.open_runs import open_runs, views as all_views
-from anyformer.explore.page_bundle import key
 from anyformer.explore.requests import GifRequest
-from anyformer.explore.show import collect
+from anyformer.explore.show import collect, key
 from anyformer.explore.view import TextView
 from anyformer.runs.run import load, remove, snapshots, write_folder, write_model
 from tests.explore.filmed import LAST, STEPS, filmed

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
-from anyformer.explore.head_switches import disable_heads, parse_heads
-from anyformer.explore.lesson_file import Lesson, Shown, shipped_lessons
-from anyformer.explore.lessons import judge, list_lessons, read_lessons
+from anyformer.explore.lessons import Lesson, Shown, judge, list_lessons, read_lessons, shipped_lessons
 from anyformer.explore.open_runs import BUNDLED, OpenRun, Workspace, open_runs
-from anyformer.explore.page_bundle import sources
+from anyformer.explore.show import sources
+from anyformer.explore.trace import parse_heads
+from anyformer.nn.inspection.ablation import disable_heads
 from anyformer.nn.inspection.sublayers import attentions
 from tests.explore import made
 from tests.test_cli import run as command

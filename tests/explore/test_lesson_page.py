@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anyformer.explore.lesson_file import shipped_lessons
+from anyformer.explore.lessons import shipped_lessons
 from anyformer.explore.open_runs import BUNDLED, open_runs
 from anyformer.explore.server import ExploreServer
 from tests.explore.tab import Opener, Page, serving

@@ -10,7 +10,7 @@ import torch
 from anyformer.config import ConfigError
 from anyformer.explore.open_runs import OpenRun, Workspace
 from anyformer.explore.requests import TextRequest
-from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.logit_terms import logit_lens
 from anyformer.runs.run_inspection import Reading
 from tests.explore.made import RUNS, TEXT, body, made
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from anyformer.explore.page_bundle import sources
+from anyformer.explore.show import sources
 
 NAME = re.compile(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", re.MULTILINE)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from anyformer.explore import page_bundle as page_bundle
+from anyformer.explore import show as show_module
 from anyformer.explore.open_runs import open_runs
 from anyformer.explore.server import ExploreServer
 from tests.explore.made import TEXT, body, written
@@ -70,8 +70,8 @@ def test_the_content_policy_of_the_page(server: ExploreServer) -> None:
 
 
 def test_the_files_are_one_document(server: ExploreServer) -> None:
-    files = page_bundle.sources()
-    page = page_bundle.page("x")
+    files = show_module.sources()
+    page = show_module.page("x")
     assert list(files)[-1] == "main.js"
     assert all(text in page for name, text in files.items() if name != "index.html")
     assert not any(re.search(r"</(script|style)", text) for name, text in files.items() if name != "index.html")
@@ -86,7 +86,7 @@ def test_the_standalone_document(server: ExploreServer) -> None:
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     assert "connect-src" not in policy
     assert "default-src 'none'" in policy
-    held = page_bundle.standalone({"answers": {"x": "</script><script>alert(1)</script>"}})
+    held = show_module.standalone({"answers": {"x": "</script><script>alert(1)</script>"}})
     saved = held.partition('id="saved">')[2].partition("</script>")[0]
     assert "<" not in saved
     assert json.loads(saved)["answers"]["x"].startswith("</script>")

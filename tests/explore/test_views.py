@@ -17,7 +17,7 @@ from anyformer.explore.requests import TextRequest
 from anyformer.nn.inspection.ablation import run_without_heads
 from anyformer.nn.inspection.cache_growth import cache_growth
 from anyformer.nn.inspection.count import count
-from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.logit_terms import logit_lens
 from anyformer.nn.inspection.sublayers import attentions
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.runs.run_inspection import Reading, read

@@ -14,8 +14,7 @@ from PIL import Image
 
 from anyformer.config import import_file
 from anyformer.explore.open_runs import OpenRun, Workspace, views
-from anyformer.explore.page_bundle import sources
-from anyformer.explore.show import collect
+from anyformer.explore.show import collect, sources
 from tests.explore import made
 from tests.explore.tab import Page, serving
 

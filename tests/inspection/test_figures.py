@@ -12,7 +12,7 @@ from anyformer.nn.inspection import plot
 from anyformer.nn.inspection.ablation import logit
 from anyformer.nn.inspection.attribution import Attribution, attribute
 from anyformer.nn.inspection.cache_growth import cache_growth
-from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.logit_terms import logit_lens
 from anyformer.nn.model import Transformer
 
 pytest.importorskip("matplotlib")

@@ -14,7 +14,7 @@ from anyformer.nn.inspection.attention_maps import attention_maps
 from anyformer.nn.inspection.attribution import attribute
 from anyformer.nn.inspection.cache_growth import cache_growth
 from anyformer.nn.inspection.head_patterns import head_statistics
-from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.logit_terms import logit_lens
 from anyformer.nn.inspection.score_terms import position_curves, score_terms
 from anyformer.nn.inspection.terminal_maps import fitted, map_lines, strongest
 from tests.strategies import build, close, tokens

@@ -28,7 +28,7 @@ from anyformer.nn.inspection import taps
 from anyformer.nn.inspection.attention_maps import attention_maps
 from anyformer.nn.inspection.cache_growth import cache_growth
 from anyformer.nn.inspection.count import count
-from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.logit_terms import logit_lens
 from anyformer.nn.inspection.sublayers import attentions
 from anyformer.nn.inspection.taps import run_with_patches, run_with_taps
 from anyformer.nn.model import Transformer

@@ -15,7 +15,7 @@ from anyformer.config import LM, Attention, Block, LayerNorm, ModelConfig, NoFee
 from anyformer.data.synthetic import generate
 from anyformer.nn.inspection.ablation import log_probability, run_without_heads
 from anyformer.nn.inspection.head_patterns import head_statistics
-from anyformer.nn.inspection.logit_lens import logit_lens
+from anyformer.nn.inspection.logit_terms import logit_lens
 from anyformer.nn.model import Transformer
 from anyformer.recipe import SortDigits, WrittenDates
 from anyformer.runs.run import Run

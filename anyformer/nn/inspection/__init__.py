@@ -1,7 +1,7 @@
 """Interpretability tools and cost estimates.
 
 Functions take a model and the arguments of a call of it, and return plain tensors. Each is imported from its file:
-`from anyformer.nn.inspection.logit_lens import logit_lens`.
+`from anyformer.nn.inspection.attention_maps import attention_maps`.
 
 ablation         Switch attention heads off and measure what changes; logits, log-probabilities and losses as measures
 api              the stable names for looking inside a model
@@ -12,8 +12,7 @@ cost_rules       Parameters, FLOPs, activations and cache of each part of a mode
 count            Parameters, FLOPs, activations and cache of a model, from its config alone
 frozen           Norms and output heads as linear maps, frozen at the values of one forward pass
 head_patterns    Statistics of attention heads, and names such as "previous token" or "induction"
-logit_lens       The logit lens: output of the head after each layer
-logit_terms      Direct logit attribution: an output as a sum over layers, heads and tokens
+logit_terms      The logit lens (the head after each layer), and an output as a sum over layers, heads and tokens
 memory           Peak memory of a training step, from the config alone; refuse models that do not fit
 plot             Figures by matplotlib (the `plot` extra)
 residual_stream  The residual stream inside a layer, rebuilt from recorded activations

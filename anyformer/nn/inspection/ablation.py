@@ -1,15 +1,17 @@
 """Ablation of attention heads: the output without some heads, and the effect of each head on a scalar of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyformer.kernels.conventions import IGNORE
+from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.inputs import Inputs
 from anyformer.nn.inspection.sublayers import attention_at, attentions, check_heads, parse_name, refuse_state, stacks_of
-from anyformer.nn.inspection.taps import run_with_patches
 from anyformer.nn.model import Transformer
 
 Measure = Callable[[Tensor], Tensor]
@@ -38,6 +40,36 @@ def loss(labels: Tensor) -> Measure:
     return lambda output: -total(output) / count
 
 
+@contextmanager
+def disable_heads(model: Transformer, heads: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Run the block as if the output projections had zeros in the columns of these heads.
+
+    A module with shared weights runs in several layers; the number of its calls shows which layer it is in.
+    """
+    layers: dict[MultiHeadAttention, list[Sequence[int]]] = {}
+    for name, attention in attentions(model).items():
+        layers.setdefault(attention, []).append(heads.get(name, ()))
+    with ExitStack() as stack:
+        for attention, off in layers.items():
+            if any(off):
+                hook = attention.out.register_forward_pre_hook(_zeroing_hook(attention.heads, off))
+                stack.callback(hook.remove)
+        yield
+
+
+def _zeroing_hook(heads: int, off: Sequence[Sequence[int]]) -> Any:
+    calls = count()
+
+    def change(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:  # [b, t, h·k_v]
+        disabled = off[next(calls) % len(off)]
+        x = inputs[0].unflatten(-1, (heads, -1))
+        mask = torch.zeros(heads, 1, dtype=torch.bool, device=x.device)
+        mask[list(disabled)] = True
+        return x.masked_fill(mask, 0.0).flatten(-2)
+
+    return change
+
+
 def run_without_heads(
     model: Transformer, heads: Mapping[str, Sequence[int]], *inputs: Tensor | Inputs, **options: Any
 ) -> Tensor:
@@ -47,8 +79,9 @@ def run_without_heads(
     """
     for name, indices in heads.items():
         check_heads(attention_at(model, name), name, indices)
-    patches = {f"{name}.heads": _zero_heads(indices) for name, indices in heads.items()}
-    return run_with_patches(model, patches, *inputs, **options)
+    with disable_heads(model, heads):
+        output: Tensor = model(*inputs, **options)
+    return output
 
 
 @torch.no_grad()
@@ -72,12 +105,3 @@ def head_scores(model: Transformer, measure: Measure, *inputs: Tensor | Inputs, 
             without = run_without_heads(model, {name: [head]}, *inputs, **options)
             tables[kind][layer, head] = measure(without) - base
     return tables
-
-
-def _zero_heads(heads: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    def change(x: Tensor) -> Tensor:  # [b, h, t, k_v]
-        off = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-        off[list(heads)] = True
-        return x.masked_fill(off[:, None, None], 0.0)
-
-    return change

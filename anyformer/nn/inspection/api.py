@@ -10,7 +10,6 @@ from anyformer.nn.inspection.attention_maps import attention_maps as attention_m
 from anyformer.nn.inspection.attribution import attribute as attribute, integrated_gradients as integrated_gradients
 from anyformer.nn.inspection.cache_growth import cache_growth as cache_growth
 from anyformer.nn.inspection.head_patterns import head_statistics as head_statistics
-from anyformer.nn.inspection.logit_lens import logit_lens as logit_lens
-from anyformer.nn.inspection.logit_terms import logit_terms as logit_terms
+from anyformer.nn.inspection.logit_terms import logit_lens as logit_lens, logit_terms as logit_terms
 from anyformer.nn.inspection.score_terms import position_curves as position_curves, score_terms as score_terms
 from anyformer.nn.inspection.taps import run_with_patches as run_with_patches, run_with_taps as run_with_taps

@@ -1,6 +1,7 @@
-"""Direct logit attribution: one output of a model as a sum over embeddings, layers, heads, tokens and dimensions.
+"""Outputs from the residual stream: the logit lens, and direct logit attribution.
 
-The residual stream is a sum. So is an output, once norms and activations between the stream and the output are frozen
+The lens applies the head after each layer. Attribution is a sum over embeddings, layers, heads, tokens and dimensions:
+the residual stream is a sum. So is an output, once norms and activations between the stream and the output are frozen
 at their values in this forward pass (`frozen.py`):
 
     output = ⟨u, embedding⟩ + Σ ⟨u, what a sublayer added⟩ + constant
@@ -27,8 +28,27 @@ from anyformer.nn.inspection.sublayers import attentions, parse_name, refuse_sta
 from anyformer.nn.inspection.taps import run_with_taps
 from anyformer.nn.linear import Linear
 from anyformer.nn.model import Transformer
+from anyformer.nn.norm import normed
 
 Heads = Mapping[str, Collection[int]]
+
+
+@torch.no_grad()
+def logit_lens(model: Transformer, *inputs: Tensor | Inputs, **options: Any) -> Tensor:
+    """Apply the final norm and the head to the embeddings and to the residual stream after each layer.
+
+    Returns [1 + layers, b, t, v], or the head's own shape. The last entry is the model's output, to the bit in eval
+    mode. In an encoder-decoder the layers are the decoder's.
+    """
+    refuse_state(options, "the logit lens reads complete texts")
+    side: Side = "encoder" if model.decoder is None else "decoder"
+    stack = stacks_of(model)[side]
+    if stack.pooling is not None:
+        raise ValueError("the logit lens needs one residual stream: this encoder pools its tokens")
+    names = [f"{side}.embed", *(f"{side}.{i}.out" for i in range(len(stack.runs)))]
+    _, seen = run_with_taps(model, names, *inputs, **options)
+    layout = model.read_sides(*inputs, **options)[side][1]
+    return torch.stack([model.apply_head(normed(stack.final_norm, seen[name], layout), layout) for name in names])
 
 
 @dataclass(frozen=True)

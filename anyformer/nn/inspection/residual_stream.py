@@ -1,7 +1,8 @@
 """The residual stream inside a layer, rebuilt at some positions from what the taps recorded between layers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,8 @@ class StreamStep:
 class LayerStream:
     """The sublayers of one layer, in order; parallel ones read and return the same stream."""
 
-    start: Tensor  # [n, d]
     steps: list[StreamStep]
-    total: Tensor  # the sum, before a norm of it
+    total: Tensor  # the sum, before a norm of it [n, d]
     end: Tensor
     residual: bool
     parallel: bool
@@ -65,27 +65,26 @@ def layer_stream(
     block = stack.blocks[stack.runs[layer]]
     start = layer_input(model, side, seen, layer, layout)[:, positions]
     parallel, residual = isinstance(block, ParallelBlock), True
-    common = normed(block.norm_in, start, layout) if isinstance(block, ParallelBlock) else start
-    x, total = start, start
-    parts: list[tuple[str, Sublayer, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
+    x = total = common = start
+    norm, steps = cast(nn.Module, nn.Identity()), list[StreamStep]()
+    if isinstance(block, ParallelBlock):
+        common, norm = normed(block.norm_in, start, layout), block.norm_sum
     for part, sublayer in _sublayers(block):
-        added, residual = seen[f"{side}.{layer}.{part}.out"][:, positions], sublayer.residual
-        source = common if parallel else x
-        read = normed(sublayer.norm_in, source, layout)
+        name, residual = f"{side}.{layer}.{part}", sublayer.residual
+        added = seen[f"{name}.out"][:, positions]
+        read = normed(sublayer.norm_in, common if parallel else x, layout)
         if parallel:
-            total = total + added if parts or residual else added
-            parts.append((part, sublayer, start, read, added, total, total))
+            total = total + added if steps or residual else added
+            after = total
         else:
             total = x + added if residual else added
             after = normed(sublayer.norm_sum, total, layout)
-            parts.append((part, sublayer, x, read, added, total, after))
-            x = after
-    if isinstance(block, ParallelBlock):
-        x = normed(block.norm_sum, total, layout)
-        parts = [(*one[:5], total, x) for one in parts]
-    steps = [StreamStep(f"{side}.{layer}.{part}", sublayer, *(y[0] for y in rest)) for part, sublayer, *rest in parts]
-    norm = block.norm_sum if isinstance(block, ParallelBlock) else nn.Identity()
-    return LayerStream(start[0], steps, total[0], x[0], residual, parallel, norm)
+        steps.append(StreamStep(name, sublayer, x[0], read[0], added[0], total[0], after[0]))
+        x = start if parallel else after
+    if parallel:
+        x = normed(norm, total, layout)
+        steps = [replace(step, total=total[0], after=x[0]) for step in steps]
+    return LayerStream(steps, total[0], x[0], residual, parallel, norm)
 
 
 @torch.no_grad()
