@@ -26,7 +26,9 @@ def conll_rows(source: ConllFile, data: Root) -> Rows:
 def sentences(source: ConllFile, file: File) -> Parsed:
     """Yield the line where a sentence begins, and its words and tags, or the fault of one of its lines."""
     conllu, lines = is_conllu(source), file.lines()
-    tabs = conllu or (source.separator == "tab" if source.separator else any(map(_is_tabbed, lines)))
+    tabs = conllu or (
+        source.separator == "tab" if source.separator else any("\t" in line.strip(" \t") for line in lines)
+    )
     word = (1 if conllu else 0) if source.word is None else source.word
     tag = (3 if conllu else -1) if source.tag is None else source.tag
     for sentence in _sentences(lines, source.comment, conllu, tabs):
@@ -86,8 +88,3 @@ def _word(line: str, tabs: bool, word: int, tag: int) -> tuple[str, str] | str:
 
 def _columns(count: int) -> str:
     return f"{count} column{'s' * (count > 1)}"
-
-
-def _is_tabbed(line: str) -> bool:
-    """Return whether a line has columns separated by tabs."""
-    return "\t" in line.strip(" \t")

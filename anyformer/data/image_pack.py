@@ -5,7 +5,7 @@ A folder of class folders becomes the arrays `images` and `labels`. A folder of 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +76,7 @@ def _write(out: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in _entries(folder) if path.is_dir())
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _is_image(path: Path) -> bool:

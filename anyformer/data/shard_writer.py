@@ -139,16 +139,14 @@ def _jobs(paths: Sequence[Path], how: ChunkedFiles) -> Iterator[Job]:
 
 def _sample(paths: Sequence[Path], how: ChunkedFiles, size: int) -> Iterator[str]:
     """The beginning of every chunk, so that all parts of all files are heard; bad rows are passed over."""
-    whole = sum(path.stat().st_size * (1 if _plain(path) else PACKED) for path in paths)
+    whole = sum(
+        path.stat().st_size * (1 if is_text(path) and path.suffix.lower() != ".gz" else PACKED) for path in paths
+    )
     for path in paths:
         for chunk in read_chunks(path, how, chunks.SIZE):
             end = chunk.content.find(b"\n", len(chunk.content) * size // whole) + 1 if size < whole else 0
             part = chunk._replace(content=chunk.content[:end], last=False) if end else chunk
             yield from (found.text for found in documents(part, how) if not isinstance(found, Bad))
-
-
-def _plain(path: Path) -> bool:
-    return path.suffix.lower() != ".gz" and is_text(path)
 
 
 # -- state of the output folder ------------------------------------------------------------------------------------

@@ -99,7 +99,8 @@ def _read_single(source: TableFile, data: Root, columns: dict[str, ColumnName]) 
     form, wanted = FORMATS[source.form], {role: str(name) for role, name in columns.items()}
     if form.reader:
         path = _regular(source, data, form)
-        records, file = _records(path, form, wanted), File(str(path), "utf-8", "")
+        table, file = open_table(path, form), File(str(path), "utf-8", "")
+        records = table.rows(wanted_columns(table.names, path, wanted), into_memory=True)
     else:
         file = open_files(source, data, "path")["path"]
         if not form.is_records:
@@ -304,11 +305,6 @@ def _regular(source: TableFile, data: Root, form: TableFormat) -> Path:
         raise ConfigError([Fault("header", f"= false: columns of {form.title} have names always")])
     with faults_under("path"):
         return regular(source.path, data)
-
-
-def _records(path: Path, form: TableFormat, wanted: dict[str, str]) -> Records:
-    table = open_table(path, form)
-    yield from table.rows(wanted_columns(table.names, path, wanted), into_memory=True)
 
 
 def wanted_columns(names: list[str], path: Path, wanted: dict[str, str]) -> list[str]:

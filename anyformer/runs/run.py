@@ -440,11 +440,8 @@ def unfinished(run: Run, folder: str | Path) -> str | None:
     path = run.folder / RECIPE  # verified by its manifest, except in runs of earlier versions
     recipe = io.load(Recipe, path if path.exists() else must_be_file(Path(folder) / RECIPE))
     step = int(run.folder.name.removeprefix("step-"))
-    return f"training has not finished: this is its checkpoint at step {step:,}{_of_all(recipe)}"
-
-
-def _of_all(recipe: Recipe) -> str:
-    return "" if recipe.train.minutes is not None else f" of {recipe.train.steps:,}"
+    of_all = "" if recipe.train.minutes is not None else f" of {recipe.train.steps:,}"
+    return f"training has not finished: this is its checkpoint at step {step:,}{of_all}"
 
 
 def _home(folder: Path) -> Path:

@@ -1,7 +1,8 @@
 """Base of tasks whose examples are drawn from texts (mlm, spans, prefix_lm): chunks of texts, loaders, metrics."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
 import numpy as np
@@ -106,12 +107,5 @@ def _max_text(task: DynamicExampleTask, row: int) -> int:
     if needed(task.min_tokens) > row:
         what = f"a row of {row} tokens is too short: the task needs {needed(task.min_tokens)}"
         raise ConfigError([Fault("batches", what)])
-    return _bisect(lambda length: needed(length) <= row, task.min_tokens, 2 * row + task.min_tokens)
-
-
-def _bisect(fits: Callable[[int], bool], first: int, beyond: int) -> int:
-    """Return the largest integer that fits: `first` does, `beyond` does not, and so does each below one that fits."""
-    while beyond - first > 1:
-        middle = (first + beyond) // 2
-        first, beyond = (middle, beyond) if fits(middle) else (first, middle)
-    return first
+    lengths = range(task.min_tokens, 2 * row + task.min_tokens)
+    return lengths[bisect_right(lengths, row, key=needed) - 1]

@@ -215,7 +215,9 @@ class SequenceLevelTask(BuiltTask):
         if not self.pairs:
             return {"text": texts}
         cells = [text.split("\t") if text else ["", ""] for text in texts]
-        wrong = (i for i, (text, cell) in enumerate(zip(texts, cells, strict=True), 1) if text and not _are_two(cell))
+        wrong = (
+            i for i, cell in enumerate(cells, 1) if any(cell) and (len(cell) != 2 or not all(map(str.strip, cell)))
+        )
         if faults := [Fault(f"text {i}", "must be two texts separated by a tab") for i in wrong]:
             raise ConfigError(faults)
         return {"text": [a for a, _ in cells], "pair": [b for _, b in cells]}
@@ -266,10 +268,6 @@ def refuse_decoding_options(options: Mapping[str, Any]) -> None:
 def _as_rows(columns: dict[str, list[str]]) -> Rows:
     """Return rows of texts that are not from a file."""
     return Rows(columns, "texts", range(1, len(columns["text"]) + 1))
-
-
-def _are_two(cells: list[str]) -> bool:
-    return len(cells) == 2 and all(map(str.strip, cells))
 
 
 # -- texts that contain special tokens by name, such as masks and sentinels, which a model fills -----------------------

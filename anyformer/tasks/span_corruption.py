@@ -42,9 +42,6 @@ class SpanCorrupting(Writer, TokenTask, DynamicExampleTask):
         source, target = corrupt(texts, rate, mean, np.array(self.sentinels), self.eos, rng)
         return ExampleTable(target.framed([self.begin], []), target.framed([], [self.eos]), source=source)
 
-    def _example(self, source: list[int], target: list[int]) -> Example:
-        return Example([self.begin, *target], [*target, self.eos], [*source, self.eos])
-
     def predict(
         self, model: Transformer, texts: Sequence[str], *, progress: Progress | None = None, **options: Any
     ) -> list[str]:
@@ -88,7 +85,7 @@ class SpanCorrupting(Writer, TokenTask, DynamicExampleTask):
         if answers is None:
             raise ConfigError([Fault("answers", "are missing: this task scores an answer to each text")])
         pairs = zip(map(self._encode, texts), map(self._encode, answers), strict=True)
-        return [self._example(source, target) for source, target in pairs]
+        return [Example([self.begin, *target], [*target, self.eos], [*source, self.eos]) for source, target in pairs]
 
     def _encode(self, text: str) -> list[int]:
         """Return the ids of a text with sentinels."""
