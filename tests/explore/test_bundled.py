@@ -66,7 +66,7 @@ def test_the_command_opens_it_if_no_run_is_given(monkeypatch: pytest.MonkeyPatch
         opened.extend(server.workspace.about())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anyformer.explore.server.Server.serve_forever", end)
+    monkeypatch.setattr("anyformer.explore.server.ExploreServer.serve_forever", end)
     result = command("explore", "--port", "0", "--no-browser")
     assert result.exit_code == 0
     assert "sorts digits" in result.output
