@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
+MAX_FAULTS = 10  # tensors that an error names
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -170,6 +172,28 @@ def read_tensors(path: Path, prefix: str = "") -> "dict[str, Tensor]":
             return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ConfigError([Fault(str(path), f"cannot be read: {error}")]) from None
+
+
+def check_weights(folder: Path, wanted: "dict[str, Tensor]", weights: "dict[str, Tensor]") -> None:
+    """Raise a `ConfigError` where the weights of a folder are not those its model wants; warn of NaN and Inf."""
+    path = str(folder / "model.safetensors")
+    faults = [Fault(path, f"has no tensor {name}, which the model needs") for name in wanted if name not in weights]
+    for name, x in weights.items():
+        if name not in wanted:
+            faults.append(Fault(path, f"has a tensor {visible(name)}, which the model does not have"))
+        elif x.shape != wanted[name].shape:
+            faults.append(Fault(path, f"{name} has the shape {[*x.shape]}; the model needs {[*wanted[name].shape]}"))
+        elif x.is_floating_point() != wanted[name].is_floating_point():
+            faults.append(Fault(path, f"{name} is {x.dtype}; the model needs {wanted[name].dtype}"))
+    if len(kinds := {x.dtype for x in weights.values() if x.dim() > 1 and x.is_floating_point()}) > 1:
+        named = " and ".join(sorted(map(str, kinds)))
+        faults.append(Fault(path, f"has matrices of {named}: all must be of one type"))
+    if faults:
+        more = [Fault(path, f"and {len(faults) - MAX_FAULTS} more")] if len(faults) > MAX_FAULTS else []
+        raise ConfigError([*faults[:MAX_FAULTS], *more])
+    if nonfinite := [name for name, x in weights.items() if not x.isfinite().all()]:
+        shown = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
+        warnings.warn(f"{path}: NaN or Inf in {len(nonfinite)} of {len(weights)} tensors: {shown}", stacklevel=3)
 
 
 def leftovers(folder: Path) -> list[Path]:

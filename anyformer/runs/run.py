@@ -34,6 +34,7 @@ from anyformer.nn.uncached import check_parts
 from anyformer.recipe import AnyTask, Recipe, Task, TaskFile
 from anyformer.runs.atomic_folder import (
     MANIFEST as MANIFEST,
+    check_weights as check_weights,
     leftovers as leftovers,
     must_be_file as must_be_file,
     new_folder as new_folder,
@@ -63,7 +64,6 @@ GENERATION = "generation.json"  # of a run that has defaults of generation
 STATE = "state.safetensors"  # beside the weights of a checkpoint
 PLACES = "places.txt"  # of steps in a schedule by time, see `training/pace.py`
 SNAPSHOTS = "snapshots"  # weights at some steps of a training, see `training/saving.py`
-MAX_FAULTS = 10  # tensors that an error names
 REQUIRED = frozenset({"config.json", "task.json", "tokenizer.json", "model.safetensors"})
 
 
@@ -424,7 +424,7 @@ def load(folder: str | Path, device: str | torch.device | None = None) -> Run:
     with torch.device("meta"):
         model = Transformer(config)
     weights = weights_at(folder, listed)
-    check_weights(folder, model, weights)
+    check_weights(folder, model.state_dict(), weights)
     model.load_state_dict(weights, assign=True)
     model.to(device or default_device())
     if (media := open_media(task, config)) is not None:
@@ -486,28 +486,6 @@ def _read_task(folder: Path, listed: Iterable[str]) -> tuple[TaskFile, BuiltTask
 
 
 # -- do the files belong together? ------------------------------------------------------------------------------------
-
-
-def check_weights(folder: Path, model: Transformer, weights: dict[str, Tensor]) -> None:
-    """Raise a `ConfigError` where the weights of a folder are not those of its model; warn of NaN and Inf."""
-    path, wanted = str(folder / "model.safetensors"), model.state_dict()
-    faults = [Fault(path, f"has no tensor {name}, which the model needs") for name in wanted if name not in weights]
-    for name, x in weights.items():
-        if name not in wanted:
-            faults.append(Fault(path, f"has a tensor {visible(name)}, which the model does not have"))
-        elif x.shape != wanted[name].shape:
-            faults.append(Fault(path, f"{name} has the shape {[*x.shape]}; the model needs {[*wanted[name].shape]}"))
-        elif x.is_floating_point() != wanted[name].is_floating_point():
-            faults.append(Fault(path, f"{name} is {x.dtype}; the model needs {wanted[name].dtype}"))
-    if len(kinds := {x.dtype for x in weights.values() if x.dim() > 1 and x.is_floating_point()}) > 1:
-        named = " and ".join(sorted(map(str, kinds)))
-        faults.append(Fault(path, f"has matrices of {named}: all must be of one type"))
-    if faults:
-        more = [Fault(path, f"and {len(faults) - MAX_FAULTS} more")] if len(faults) > MAX_FAULTS else []
-        raise ConfigError([*faults[:MAX_FAULTS], *more])
-    if nonfinite := [name for name, x in weights.items() if not x.isfinite().all()]:
-        shown = ", ".join(nonfinite[:3]) + (", ..." if len(nonfinite) > 3 else "")
-        warnings.warn(f"{path}: NaN or Inf in {len(nonfinite)} of {len(weights)} tensors: {shown}", stacklevel=3)
 
 
 def _task_faults(folder: Path, spec: AnyTask, config: ModelConfig) -> Iterator[Fault]:

@@ -145,7 +145,7 @@ def build(
         new = list[str]()
         if checkpoint is not None:
             weights = read_tensors(checkpoint / "model.safetensors")
-            check_weights(checkpoint, model, weights)
+            check_weights(checkpoint, model.state_dict(), weights)
             model.load_state_dict(weights)
         elif recipe.train.init_from is not None:
             first = recipe.train.init_from
