@@ -12,6 +12,7 @@ from anyformer.generation.engine.adapters import share_body
 from anyformer.generation.engine.admission import check_served, limits_of, longest_text
 from anyformer.generation.engine.encoders import EncodeServer, ScoreJob, TextJob
 from anyformer.generation.engine.interface import (
+    NOT_FOUND,
     BeamHypothesis,
     Closing,
     EncodeKind,
@@ -230,7 +231,7 @@ class Engine:
             model: the name of a model or adapter; None: the only model.
 
         Returns:
-            The `ids` of each hypothesis and its `score`.
+            The `ids` of each hypothesis and its `score`; none if no answer meets the constraint.
 
         Raises:
             Unsupported: the strategy is another, or `n_best` is above its beams.
@@ -260,7 +261,7 @@ class Engine:
             end = cast(Finished, (await _receive(sequence))[-1])
         finally:
             sequence.cancelled = True  # no effect once it has finished
-        if not end.hypotheses:
+        if not end.hypotheses and end.message != NOT_FOUND:
             raise Failed(end.message or "the search was cancelled")
         return list(end.hypotheses[:n_best])
 
