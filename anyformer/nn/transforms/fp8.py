@@ -110,7 +110,8 @@ def learn_in_fp8(stacks: nn.Module) -> tuple[list[str], list[str]]:
 
     Routers (`nn.Linear`) stay plain, because they choose by small differences. Adapters compute as without fp8.
     """
-    converted, unfit = list[str](), list[str]()
+    converted: list[str] = []
+    unfit: list[str] = []
     for name, module in list(stacks.named_modules()):
         if isinstance(module, Linear):
             fits = module.in_features % SIZE_MULTIPLE == module.out_features % SIZE_MULTIPLE == 0
