@@ -24,6 +24,7 @@ from anyformer.config import (
     Stack,
     Window,
 )
+from anyformer.nn.attention import MultiHeadAttention
 from anyformer.nn.inspection import taps
 from anyformer.nn.inspection.attention_maps import attention_maps
 from anyformer.nn.inspection.cache_growth import cache_growth
@@ -67,7 +68,7 @@ def test_selected_layers_and_heads():
 
 def test_only_selected_maps_are_computed():
     model = build(PAIR)
-    with mock.patch.object(attention_module, "weigh", wraps=attention_module.weigh) as weigh:
+    with mock.patch.object(MultiHeadAttention, "weigh", wraps=MultiHeadAttention.weigh) as weigh:
         attention_maps(model, SOURCE, TARGET, stacks=["cross"], layers=[1])
         assert weigh.call_count == 1
         attention_maps(model, SOURCE, TARGET)
