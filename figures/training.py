@@ -11,7 +11,7 @@ import anyformer as af
 from anyformer.config import LoRA, NoHead
 from anyformer.data.batch_plan import GradualPlan, plan_packed, plan_padded
 from anyformer.kernels.cross_entropy import token_loss
-from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, Linear
+from anyformer.recipe import WSD, Constant, Cosine, InverseSqrt, LinearDecay
 from figures.diagram import arrow, blank, box
 from figures.style import BLUE, COLOURS, GREEN, ORANGE, RED, figure
 
@@ -79,7 +79,7 @@ def shifted_targets(plt: Any) -> Any:
 
 SCHEDULES = {
     "constant": Constant(warmup=100),
-    "linear": Linear(warmup=100),
+    "linear": LinearDecay(warmup=100),
     "cosine, floor 0.1": Cosine(warmup=100),
     "inverse square root": InverseSqrt(warmup=100),
     "WSD, decay 0.2": WSD(warmup=100, decay=0.2),

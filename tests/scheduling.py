@@ -1,7 +1,7 @@
 """Which cases run and in which order: a fifth of each rotating group, and the files that take longest first.
 
 The cases of a group are alike: one law over many families, or slow tests of one machinery. `--rotate` chooses a fifth
-by a hash of the commit and the case, so that each change runs others; `make thorough` runs all.
+of the slow ones by a hash of the commit and the case, so that each change runs others; `make thorough` runs all.
 
 `tests/durations.json` holds the mean seconds of a case of each test; `--store-durations` measures those that run. A
 test of many cases that take long together is a group of its own.
@@ -16,9 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.planted_faults import FAULTS
+
 DURATIONS = Path(__file__).with_name("durations.json")
 SHARE = 5  # `--rotate` runs a case in so many
 LONG = 1.0  # seconds of all cases of a test above which it rotates
+QUICK = 0.2  # seconds of a case below which it runs although its group rotates
+# Files that run all their cases: those that a planted fault names, and those whose cases use what earlier ones made.
+WHOLE = {f"tests/{name}" for fault in FAULTS for name in fault.tests.split() if name.endswith(".py")}
+WHOLE |= {"tests/docs_site/test_your_data.py"}
 # Files, folders and tests of each group. A test of none of them may carry the mark `rotating`: its cases are a group.
 ROTATING = {
     "ranks": (
@@ -68,7 +74,7 @@ ROTATING = {
         "explore/test_lesson_files.py",
         "explore/test_pictures.py",
     ),
-    "documents": ("docs_site/test_pages_run.py", "docs_site/test_tutorials.py", "docs_site/test_your_data.py"),
+    "documents": ("docs_site/test_pages_run.py", "docs_site/test_tutorials.py"),
     "parts of users": (
         "extension/test_check.py::test_the_parts_of_a_file_are_checked",
         "extension/test_commands.py",
@@ -127,9 +133,10 @@ def left_out(items: list[pytest.Item], seed: str) -> set[str]:
     families, tests, seconds = defaultdict[str, list[str]](list), Counter(map(test_of, items)), stored()
     for item in items:
         test = test_of(item)
+        mean = seconds.get(test, 0.0)
         if group := group_of(item):
-            families[group].append(item.nodeid)
-        elif tests[test] >= SHARE and tests[test] * seconds.get(test, 0.0) >= LONG:
+            families[group] += [item.nodeid] if mean >= QUICK else []
+        elif tests[test] >= SHARE and tests[test] * mean >= LONG and file_of(test) not in WHOLE:
             families[test].append(item.nodeid)
     out = set[str]()
     for ids in families.values():

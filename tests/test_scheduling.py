@@ -22,8 +22,26 @@ def test_one_case_in_five_runs_and_never_none(count: int) -> None:
     assert len(ids - out) == -(-count // SHARE)
 
 
-def test_tests_without_the_mark_stay() -> None:
+@pytest.fixture(autouse=True)
+def slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Store half a second for the tests of this file."""
+    stored = tmp_path / "slow.json"
+    tests = ("a.py::test_x", "b.py::test_x", "tests/a.py::test_x", "tests/a.py::test_y", "tests/b.py::test_x")
+    stored.write_text(json.dumps(dict.fromkeys(tests, 0.5)), encoding="utf-8")
+    monkeypatch.setattr(scheduling, "DURATIONS", stored)
+
+
+def test_quick_cases_of_a_group_stay() -> None:
+    assert left_out([case(f"a.py::quick[{n}]") for n in range(9)], "seed") == set()
+
+
+def test_files_of_planted_faults_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "WHOLE", {"a.py"})
     assert left_out([case(f"a.py::test_x[{n}]", rotating=False) for n in range(9)], "seed") == set()
+
+
+def test_tests_without_the_mark_stay() -> None:
+    assert left_out([case(f"a.py::quick[{n}]", rotating=False) for n in range(9)], "seed") == set()
 
 
 def test_groups_name_tests_that_exist() -> None:

@@ -11,8 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from anyformer import presets
 from anyformer.attention.choose import FLEX_MIN_PAIRS
 from anyformer.config import MaskedLM, ModelConfig, NoHead, io
-from anyformer.kernels import cross_entropy as loss
-from anyformer.nn import dropout
+from anyformer.kernels import cross_entropy as loss, dropout
 from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.inspection.memory import MAX_LOGIT_BYTES, MAX_MASK_PAIRS, Memory, Precision, training_memory
 from anyformer.nn.model import Transformer

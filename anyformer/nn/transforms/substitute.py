@@ -156,7 +156,7 @@ class FastPlainFFN(PlainFFN):
     """Feed-forward whose first layer and activation are one op in compiled half-precision training."""
 
     def lift(self, x: Tensor) -> Tensor:
-        up, act = self.up, None if self.dropout.p else cast("Act | None", self.activation.fused)
+        up, act = self.up, None if self.drops else cast("Act | None", self.activation.fused)
         if act is None or not (isinstance(up, FastLinear) and up.fuses_activation and in_fused_step(up, x)):
             return super().lift(x)
         assert up.weight is not None
