@@ -95,13 +95,17 @@ def test_drafts_change_no_ids(seed: int, further: int, ahead: int, temperature: 
 def test_the_model_is_called_with_one_shape(seed: int, cache: str, stops: bool) -> None:
     """After the prompts every call reads as many tokens, in rows of fixed addresses: what a CUDA graph needs."""
     model, ids, shapes = build(MultiToken(tokens=2), seed).eval(), tokens(seed, 3, 5), []
-    decode = model.decode
+    decode, extend = model.decode, model.extend
 
-    def counted(inputs: Any, *given: Any, **options: Any) -> Tensor:
+    def read(inputs: Any, *given: Any, **options: Any) -> Tensor:
         shapes.append((tuple(inputs.ids.shape), inputs.layout.positions.shape))
         return decode(inputs, *given, **options)
 
-    model.decode = counted
+    def step(ids: Tensor, layout: Any, cache: Any) -> Tensor:
+        shapes.append((tuple(ids.shape), layout.positions.shape))
+        return extend(ids, layout, cache)
+
+    model.decode, model.extend = read, step
     options = {"max_new_tokens": [9, 3, 0], "cache": cache, "stop": [3] if stops else []}
     found = speculate(model, ids, draft=OwnHead(), ahead=2, **options)
     assert len(shapes) == found.calls

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from anyformer.config import ConfigError, io
+from anyformer.config.part import kind_of
 from anyformer.explore.lessons import Lesson, Shown, judge, list_lessons, read_lessons, shipped_lessons
 from anyformer.explore.open_runs import BUNDLED, OpenRun, Workspace, open_runs
-from anyformer.explore.show import sources
 from anyformer.explore.trace import parse_heads
+from anyformer.explore.view import View
 from anyformer.nn.inspection.ablation import disable_heads
 from anyformer.nn.inspection.sublayers import attentions
 from tests.explore import made
@@ -205,11 +206,10 @@ def test_a_file_is_written_as_it_is_read() -> None:
         assert io.loads(Lesson, io.dumps(lesson)) == lesson
 
 
-def test_the_views_of_a_lesson_are_those_of_the_page() -> None:
-    groups = re.search(r"const GROUPS = \{(.*?)\n\};", sources()["state.js"], re.DOTALL)
-    assert groups
-    views = set(re.findall(r'"(\w+)"', groups.group(1)))
-    assert set(get_args(Shown.model_fields["name"].annotation)) == views - {"compare"}
+def test_the_views_of_a_lesson_are_the_tabs_of_the_page() -> None:
+    ours = [view for view in View.choices() if view.__module__.startswith("anyformer.")]
+    tabs = {kind_of(view) for view in ours if view.group is not None}
+    assert set(get_args(Shown.model_fields["name"].annotation)) == tabs
 
 
 def test_the_lesson_of_the_docs(tmp_path: Path, workspace: Workspace) -> None:
