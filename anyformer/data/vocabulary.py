@@ -16,7 +16,7 @@ from anyformer import recipe
 from anyformer.config.spec import ConfigError, Fault, visible
 from anyformer.recipe import SPECIAL as SPECIAL
 
-# Words for byte pairs and unigrams: letters or digits with their marks, or anything else, each with the space before
+# A word for byte pairs and unigrams: letters or digits with their marks, or anything else, each with the space before
 # it; then other spaces. (GPT-2's pattern parts letters from their marks, which is no good for Hindi.) No special token
 # is such a word, so that a text cannot spell one.
 WORD = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}[\p{N}\p{M}]*| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

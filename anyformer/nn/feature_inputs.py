@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from anyformer.attention.layout import Layout
 from anyformer.config import Audio, Features, Patches
 from anyformer.nn.aux_outputs import AuxOutputs
-from anyformer.nn.inputs import Embed, InputModule, Inputs, check_not_empty
+from anyformer.nn.inputs import EmbedIds, InputModule, Inputs, check_not_empty
 from anyformer.nn.media import SoundEmbedding, cut_patches, embedding
 from anyformer.nn.norm import normed
 
@@ -30,7 +30,7 @@ class FeatureInput(InputModule):
         return self.project(x.to(self.project.weight.dtype))
 
     def forward(
-        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
+        self, inputs: Inputs, table: Tensor | None, embed: EmbedIds, layout: Layout, aux: AuxOutputs | None = None
     ) -> Tensor:
         return self.dropout(normed(self.norm, embed(self.vectors(inputs.ids)), layout, aux))
 

@@ -24,7 +24,7 @@ from anyformer.nn.aux_outputs import AuxOutputs
 from anyformer.nn.media import MediaEmbedding, embedding
 from anyformer.nn.norm import normed
 
-Embed = Callable[[Tensor], Tensor]
+EmbedIds = Callable[[Tensor], Tensor]
 BYTES = 257  # values of a spelled byte: 0 is padding, byte b is b + 1
 
 
@@ -144,7 +144,7 @@ class InputModule(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
+        self, inputs: Inputs, table: Tensor | None, embed: EmbedIds, layout: Layout, aux: AuxOutputs | None = None
     ) -> Tensor:
         """Return the vectors [b, t, d] that the first block reads; `table` is the one that two inputs may share."""
         return embed(self.vectors(inputs.ids))
@@ -204,7 +204,7 @@ class TokenInput(InputModule):
             raise ValueError(f"spelled must be integers {shape}, got {spelled.dtype} {list(spelled.shape)}")
 
     def forward(
-        self, inputs: Inputs, table: Tensor | None, embed: Embed, layout: Layout, aux: AuxOutputs | None = None
+        self, inputs: Inputs, table: Tensor | None, embed: EmbedIds, layout: Layout, aux: AuxOutputs | None = None
     ) -> Tensor:
         """[b, t] ids to [b, t, d]"""
         assert table is not None

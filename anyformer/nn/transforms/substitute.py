@@ -176,7 +176,7 @@ class FastGatedFFN(GatedFFN):
 
 
 class FastExpertMixture(ExpertMixture):
-    """Mixture of experts whose SwiGLU is one kernel in evaluation on a GPU."""
+    """Experts whose SwiGLU is one kernel in evaluation on a GPU."""
 
     def activate(self, *parts: Tensor) -> Tensor:
         return silu_gate(*parts) if self.act is swiglu else super().activate(*parts)

@@ -1,6 +1,6 @@
 """Recipes for a user's own files: `anyformer new`. Imports torch only to measure a training step.
 
-budget     Steps that fit into a number of minutes, from a dry run
+budget     number of steps that fits into a number of minutes, from a dry run
 columns    Which column of a table is the text, the label, ...
 data       Sources of a recipe: the split of each file, and how one file is split
 draft      A recipe with its comments, and the reasons for each choice; batches and training loop

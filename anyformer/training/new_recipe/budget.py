@@ -1,4 +1,4 @@
-"""Steps that fit into a number of minutes, from a dry run of a recipe."""
+"""The number of steps that fits into some minutes, from a dry run of a recipe."""
 
 import math
 import tempfile
