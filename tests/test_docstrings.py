@@ -5,6 +5,7 @@ import inspect
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_the_example_gives_what_it_shows(name: str) -> None:
     text = inspect.getdoc(NAMES[name]) or ""
     test = doctest.DocTestParser().get_doctest(text, {"af": af, "torch": torch}, name, None, None)
     out = list[str]()
-    result = doctest.DocTestRunner().run(test, out=out.append)
+    with ThreadPoolExecutor(1) as pool:  # the browser of other tests has an event loop in the main thread
+        result = pool.submit(doctest.DocTestRunner().run, test, out=out.append).result()
     assert result.failed == 0, "".join(out)
     assert result.attempted == len(test.examples) or name in NEED_FILES

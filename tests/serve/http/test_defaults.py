@@ -108,7 +108,7 @@ def test_searches_find_what_they_find_in_python(server: Server, name: str, given
         ({"length_penalty": 1.0}, "length_penalty = 1.0: needs beams"),
         ({"beams": 0}, "beams = 0: must be at least 1"),
         ({"beams": 10**6}, "beams = 1000000: the engine allows at most"),
-        ({"candidates": 10**6}, "candidates = 1000000: the engine allows at most"),
+        ({"candidates": 10**6}, "candidates = 1000000: the vocabulary has"),
         ({"lookup": 2, "ahead": 10**9}, "ahead = 1000000000: the engine allows at most"),
         ({"beams": 2, "stream": True}, "stream: beam search finds one whole answer"),
         ({"lookup": 2, "stream": True}, "stream: speculation finds one whole answer"),
