@@ -87,14 +87,14 @@ FAULTS = [
         "nn/attention.py",
         "v = own * v + first *",
         "v = first * v + own *",
-        "nn/test_attention.py",
+        "nn/test_skips.py",
     ),
     Fault(
         "the ramp of YaRN rounded the other way",
         "config/position.py",
         "low, high = math.floor(low), math.ceil(high)",
         "low, high = math.ceil(low), math.floor(high)",
-        "nn/test_rotary.py nn/test_position.py",
+        "interop/test_published.py interop/test_long_rope.py parity/test_positions.py",
     ),
     Fault(
         "slopes of ALiBi one too flat",
@@ -165,7 +165,7 @@ FAULTS = [
         "training/step.py",
         "average.lerp_(weight, share)",
         "average.lerp_(weight, 1 - share)",
-        "training/test_loop.py training/test_optimisers.py",
+        "training/test_saving.py training/test_snapshots.py",
     ),
     Fault(
         "Muon without its look-ahead",
@@ -328,7 +328,7 @@ FAULTS = [
         "lab/stats.py",
         "(len(order) - rank) * ps[i]",
         "(len(order) - rank - 1) * ps[i]",
-        "lab/test_stats.py",
+        "lab/test_decision.py",
     ),
     Fault("a mean of the wrong deviation", "lab/stats.py", "x.std(ddof=1)", "x.std(ddof=0)", "lab/test_stats.py"),
 ]
