@@ -32,7 +32,7 @@ class PlainFFN(nn.Module):
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.activation, self.act, self.dropout = spec, spec.function(), nn.Dropout(dropout)
-        self.drops = dropout > 0
+        self.drops = dropout > 0  # a compiler with dynamic shapes would trace twice where it reads `dropout.p`
 
     def residual_weights(self) -> Iterator[Tensor]:
         yield self.down.rows()
