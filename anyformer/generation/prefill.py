@@ -145,16 +145,19 @@ def _read(
     """
     ids, segments, marks, chunk, _, media, _ = prompts
     length, size = ids.shape[1], chunk or ids.shape[1]
-    present = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
-    newest = torch.where(present, torch.arange(length, device=ids.device), -1).amax(dim=1)
     encoder_out, layout = (None, None) if source is None else source
     if at_once:
         if segments is None:
-            new = cache.next(length, position_bound=length)
+            whole = cache.next(length, position_bound=length)
         else:
-            new = Layout.right_padded(segments)._replace(continues_cache=True)
-        hidden = model.decode(Inputs(ids, new), encoder_out, source=layout, cache=cache)
-        return hidden, hidden.gather(1, newest[:, None, None].expand(-1, 1, hidden.shape[2]))
+            whole = Layout.right_padded(segments)._replace(continues_cache=True)
+        hidden = model.decode(Inputs(ids, whole), encoder_out, source=layout, cache=cache)
+        if segments is None:
+            return hidden, hidden[:, -1:]
+        end = real(segments).sum(dim=1) - 1
+        return hidden, hidden.gather(1, end[:, None, None].expand(-1, 1, hidden.shape[2]))
+    present = torch.ones_like(ids, dtype=torch.bool) if segments is None else real(segments)
+    newest = torch.where(present, torch.arange(length, device=ids.device), -1).amax(dim=1)
     last: Tensor | None = None
     parts = []
     for at in range(begin, length, size):
